@@ -1,0 +1,61 @@
+"""The one factory of gRPC servers: limits, error table, health and reflection."""
+
+from collections.abc import Iterable
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from common.errors import ConfigError
+from common.rpc.channel import MAX_MESSAGE_BYTES
+from common.rpc.status import ErrorInterceptor
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Accept the keepalive pings of our own channels, which come also on quiet connections.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Two processes on one port would share its traffic; a second start must fail instead.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class RpcServer:
+    """A grpc.aio server with standard health and reflection. Not yet listening when made."""
+
+    def __init__(self, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        options = [
+            (key, max_message_bytes if key == "grpc.max_receive_message_length" else value)
+            for key, value in SERVER_OPTIONS
+        ]
+        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # absent from the stubs
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    async def start(self, host: str, port: int, services: Iterable[str]) -> int:
+        """Listen (port 0: any free one) and return the port. `services` are full names, for reflection.
+
+        Raises ConfigError if the address cannot be bound.
+        """
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+        try:
+            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}", field="port") from error
+        await self.grpc.start()
+        await self.set_serving(False)
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the standard health service answers."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", status)
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, give running ones `grace` seconds, then end them."""
+        await self.grpc.stop(grace)
