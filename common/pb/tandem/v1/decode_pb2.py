@@ -26,15 +26,15 @@ from common.pb.tandem.v1 import generation_pb2 as tandem_dot_v1_dot_generation__
 from common.pb.tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/decode.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\x1a\x16tandem/v1/worker.proto\"\x9d\x01\n\x0eGatewayMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tandem.v1.GatewayHelloH\x00\x12*\n\x06submit\x18\x02 \x01(\x0b\x32\x18.tandem.v1.SubmitRequestH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.tandem.v1.CancelRequestH\x00\x42\t\n\x07message\"\"\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\x9a\x02\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12(\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x17.tandem.v1.ChoicePrefix\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x37\n\x12prefill_candidates\x18\x06 \x03(\x0b\x32\x1b.tandem.v1.PrefillCandidate\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\t \x01(\x01\"\"\n\x0c\x43hoicePrefix\x12\x12\n\noutput_ids\x18\x01 \x03(\r\"6\n\x10PrefillCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"T\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x06\x63hoice\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_choice\"\xdf\x01\n\rDecodeMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.tandem.v1.DecodeHelloH\x00\x12\'\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x13.tandem.v1.AcceptedH\x00\x12\'\n\x08rejected\x18\x03 \x01(\x0b\x32\x13.tandem.v1.RejectedH\x00\x12\'\n\x08shortage\x18\x04 \x01(\x0b\x32\x13.tandem.v1.ShortageH\x00\x12\x1f\n\x04step\x18\x05 \x01(\x0b\x32\x0f.tandem.v1.StepH\x00\x42\t\n\x07message\"\\\n\x0b\x44\x65\x63odeHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12%\n\x08manifest\x18\x03 \x01(\x0b\x32\x13.tandem.v1.Manifest\"/\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"O\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"]\n\x08Shortage\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x04 \x01(\x01\"O\n\x04Step\x12 \n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Delta\x12%\n\x08\x66inished\x18\x02 \x03(\x0b\x32\x13.tandem.v1.Finished\"\xc0\x01\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12.\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x17.tandem.v1.FinishReason\"\x8d\x01\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12#\n\x07outcome\x18\x03 \x01(\x0e\x32\x12.tandem.v1.Outcome\x12\x0f\n\x07message\x18\x04 \x01(\t\x12&\n\x05stats\x18\x05 \x01(\x0b\x32\x17.tandem.v1.RequestStats*s\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0e\n\nOUTCOME_OK\x10\x01\x12\x15\n\x11OUTCOME_CANCELLED\x10\x02\x12\x14\n\x10OUTCOME_DEADLINE\x10\x03\x12\x12\n\x0eOUTCOME_FAILED\x10\x04\x32K\n\x06\x44\x65\x63ode\x12\x41\n\x06Submit\x12\x19.tandem.v1.GatewayMessage\x1a\x18.tandem.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/decode.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\x1a\x16tandem/v1/worker.proto\"\x9d\x01\n\x0eGatewayMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tandem.v1.GatewayHelloH\x00\x12*\n\x06submit\x18\x02 \x01(\x0b\x32\x18.tandem.v1.SubmitRequestH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.tandem.v1.CancelRequestH\x00\x42\t\n\x07message\"\"\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\x9a\x02\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12(\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x17.tandem.v1.ChoicePrefix\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x37\n\x12prefill_candidates\x18\x06 \x03(\x0b\x32\x1b.tandem.v1.PrefillCandidate\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\t \x01(\x01\"4\n\x0c\x43hoicePrefix\x12\x12\n\noutput_ids\x18\x01 \x03(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"6\n\x10PrefillCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"T\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x06\x63hoice\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_choice\"\xdf\x01\n\rDecodeMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.tandem.v1.DecodeHelloH\x00\x12\'\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x13.tandem.v1.AcceptedH\x00\x12\'\n\x08rejected\x18\x03 \x01(\x0b\x32\x13.tandem.v1.RejectedH\x00\x12\'\n\x08shortage\x18\x04 \x01(\x0b\x32\x13.tandem.v1.ShortageH\x00\x12\x1f\n\x04step\x18\x05 \x01(\x0b\x32\x0f.tandem.v1.StepH\x00\x42\t\n\x07message\"\\\n\x0b\x44\x65\x63odeHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12%\n\x08manifest\x18\x03 \x01(\x0b\x32\x13.tandem.v1.Manifest\"/\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"O\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"]\n\x08Shortage\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x04 \x01(\x01\"O\n\x04Step\x12 \n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Delta\x12%\n\x08\x66inished\x18\x02 \x03(\x0b\x32\x13.tandem.v1.Finished\"\xc0\x01\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12.\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x17.tandem.v1.FinishReason\"\x8d\x01\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12#\n\x07outcome\x18\x03 \x01(\x0e\x32\x12.tandem.v1.Outcome\x12\x0f\n\x07message\x18\x04 \x01(\t\x12&\n\x05stats\x18\x05 \x01(\x0b\x32\x17.tandem.v1.RequestStats*s\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0e\n\nOUTCOME_OK\x10\x01\x12\x15\n\x11OUTCOME_CANCELLED\x10\x02\x12\x14\n\x10OUTCOME_DEADLINE\x10\x03\x12\x12\n\x0eOUTCOME_FAILED\x10\x04\x32K\n\x06\x44\x65\x63ode\x12\x41\n\x06Submit\x12\x19.tandem.v1.GatewayMessage\x1a\x18.tandem.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=1713
-  _globals['_OUTCOME']._serialized_end=1828
+  _globals['_OUTCOME']._serialized_start=1731
+  _globals['_OUTCOME']._serialized_end=1846
   _globals['_GATEWAYMESSAGE']._serialized_start=90
   _globals['_GATEWAYMESSAGE']._serialized_end=247
   _globals['_GATEWAYHELLO']._serialized_start=249
@@ -42,27 +42,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITREQUEST']._serialized_start=286
   _globals['_SUBMITREQUEST']._serialized_end=568
   _globals['_CHOICEPREFIX']._serialized_start=570
-  _globals['_CHOICEPREFIX']._serialized_end=604
-  _globals['_PREFILLCANDIDATE']._serialized_start=606
-  _globals['_PREFILLCANDIDATE']._serialized_end=660
-  _globals['_CANCELREQUEST']._serialized_start=662
-  _globals['_CANCELREQUEST']._serialized_end=746
-  _globals['_DECODEMESSAGE']._serialized_start=749
-  _globals['_DECODEMESSAGE']._serialized_end=972
-  _globals['_DECODEHELLO']._serialized_start=974
-  _globals['_DECODEHELLO']._serialized_end=1066
-  _globals['_ACCEPTED']._serialized_start=1068
-  _globals['_ACCEPTED']._serialized_end=1115
-  _globals['_REJECTED']._serialized_start=1117
-  _globals['_REJECTED']._serialized_end=1196
-  _globals['_SHORTAGE']._serialized_start=1198
-  _globals['_SHORTAGE']._serialized_end=1291
-  _globals['_STEP']._serialized_start=1293
-  _globals['_STEP']._serialized_end=1372
-  _globals['_DELTA']._serialized_start=1375
-  _globals['_DELTA']._serialized_end=1567
-  _globals['_FINISHED']._serialized_start=1570
-  _globals['_FINISHED']._serialized_end=1711
-  _globals['_DECODE']._serialized_start=1830
-  _globals['_DECODE']._serialized_end=1905
+  _globals['_CHOICEPREFIX']._serialized_end=622
+  _globals['_PREFILLCANDIDATE']._serialized_start=624
+  _globals['_PREFILLCANDIDATE']._serialized_end=678
+  _globals['_CANCELREQUEST']._serialized_start=680
+  _globals['_CANCELREQUEST']._serialized_end=764
+  _globals['_DECODEMESSAGE']._serialized_start=767
+  _globals['_DECODEMESSAGE']._serialized_end=990
+  _globals['_DECODEHELLO']._serialized_start=992
+  _globals['_DECODEHELLO']._serialized_end=1084
+  _globals['_ACCEPTED']._serialized_start=1086
+  _globals['_ACCEPTED']._serialized_end=1133
+  _globals['_REJECTED']._serialized_start=1135
+  _globals['_REJECTED']._serialized_end=1214
+  _globals['_SHORTAGE']._serialized_start=1216
+  _globals['_SHORTAGE']._serialized_end=1309
+  _globals['_STEP']._serialized_start=1311
+  _globals['_STEP']._serialized_end=1390
+  _globals['_DELTA']._serialized_start=1393
+  _globals['_DELTA']._serialized_end=1585
+  _globals['_FINISHED']._serialized_start=1588
+  _globals['_FINISHED']._serialized_end=1729
+  _globals['_DECODE']._serialized_start=1848
+  _globals['_DECODE']._serialized_end=1923
 # @@protoc_insertion_point(module_scope)

@@ -61,10 +61,12 @@ class SubmitRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[_Union[ChoicePrefix, _Mapping]]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., prefill_candidates: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class ChoicePrefix(_message.Message):
-    __slots__ = ("output_ids",)
+    __slots__ = ("output_ids", "finished")
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     output_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, output_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    finished: bool
+    def __init__(self, output_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[bool] = ...) -> None: ...
 
 class PrefillCandidate(_message.Message):
     __slots__ = ("worker_id", "address")
