@@ -1,0 +1,1 @@
+"""Native CPU kernels: C++ compiled at first use, called through ctypes."""
