@@ -1,0 +1,69 @@
+"""From a conversation to prompt ids: template and tokenizer together. Knows no API.
+
+What users write stays text: if a message spells a special token (`<|im_end|>`), the prompt gets its letters, not the
+token, so that no message can end its own turn and open another. The template's own tokens work as usual. (Hugging
+Face does this with `sanitize_control_tokens`; without a special token in a message the ids are the plain ones.)
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.text.chat_template import ChatTemplate, Message
+from common.text.tokenizer import Tokenizer
+
+#: Breaks up spellings of special tokens while the template runs; a noncharacter, which no text should hold.
+_MARK = "\ufdd0"
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Prompt ids of a conversation; parameters and errors are those of `ChatTemplate.render`."""
+    marked = [_mark(message, tokenizer.special_texts) for message in messages]
+    text = template.render(marked, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables)
+    if marked == list(messages):
+        return tokenizer.encode(text, add_special_tokens=False)
+    return _encode_marked(tokenizer, text)
+
+
+def _mark(value: Any, special_texts: re.Pattern[str]) -> Any:
+    """The value with a mark inside each spelling of a special token, in strings at any depth (keys excepted)."""
+    if isinstance(value, str):
+        return special_texts.sub(lambda match: match[0][0] + _MARK + match[0][1:], value)
+    if isinstance(value, Mapping):
+        return {key: _mark(item, special_texts) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mark(item, special_texts) for item in value]
+    return value
+
+
+def _encode_marked(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encodes the template's special tokens as tokens and everything between them as plain text."""
+    ids: list[int] = []
+    position = 0
+    for match in tokenizer.special_texts.finditer(text):
+        ids += _encode_plain(tokenizer, text[position : match.start()], first=position == 0)
+        ids += tokenizer.encode(match[0], add_special_tokens=False)
+        position = match.end()
+    return ids + _encode_plain(tokenizer, text[position:], first=position == 0)
+
+
+def _encode_plain(tokenizer: Tokenizer, piece: str, *, first: bool) -> list[int]:
+    """SentencePiece puts a space before the start of a text: later pieces are encoded after a newline that is cut."""
+    piece = piece.replace(_MARK, "")
+    if not piece:
+        return []
+    if first:
+        return tokenizer.encode(piece, add_special_tokens=False, parse_special=False)
+    newline = tokenizer.encode("\n", add_special_tokens=False, parse_special=False)
+    ids = tokenizer.encode("\n" + piece, add_special_tokens=False, parse_special=False)
+    if ids[: len(newline)] == newline:
+        return ids[len(newline) :]
+    return tokenizer.encode(piece, add_special_tokens=False, parse_special=False)

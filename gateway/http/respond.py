@@ -1,0 +1,138 @@
+"""Answers one generation request over HTTP, in one piece or as an event stream, and lets go when the client leaves.
+
+Everything that can go wrong before the workers have accepted the request is an ordinary error response, also for
+streams; what goes wrong later is the stream's last event.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from common.errors import Cancelled, TandemError
+from gateway.accounting import RequestRecord
+from gateway.answer import Answer, open_answer
+from gateway.http.errors import CLIENT_CLOSED_REQUEST, error_body, http_status
+from gateway.http.formats import AnswerFormat, Json, StreamMode, WholeChoice, usage_json
+from gateway.http.services import HttpServices
+from gateway.validation import PreparedRequest
+
+LOG = logging.getLogger("tandem.gateway.http")
+
+_DONE = b"data: [DONE]\n\n"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies that buffer would turn the stream into one piece.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class GenerationResponse(Response):
+    """An ASGI response that owns its generations from acceptance to the last byte."""
+
+    def __init__(
+        self,
+        services: HttpServices,
+        prepared: Sequence[PreparedRequest],
+        format_: AnswerFormat,
+        mode: StreamMode,
+        record: RequestRecord,
+    ) -> None:
+        super().__init__()
+        self._services = services
+        self._prepared = prepared
+        self._format = format_
+        self._mode = mode
+        self._record = record
+        self._streaming = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _while_connected(receive, self._answer(scope, receive, send))
+        except Cancelled:
+            self._record.finish(str(CLIENT_CLOSED_REQUEST))
+            if not self._streaming:
+                raise
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services = self._services
+        answer = await open_answer(services.dispatcher, services.model.tokenizer, self._prepared, self._record)
+        try:
+            if self._mode.stream:
+                await self._stream(answer, send)
+            else:
+                response = JSONResponse(await self._collect(answer))
+                await response(scope, receive, send)
+        finally:
+            await answer.aclose()
+
+    async def _collect(self, answer: Answer) -> Json:
+        choices = [WholeChoice() for _ in range(answer.num_choices)]
+        async for index, delta in answer:
+            choices[index].add(delta)
+        return self._format.whole(choices, answer.usage)
+
+    async def _stream(self, answer: Answer, send: Send) -> None:
+        self._streaming = True
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        try:
+            await self._send_events(answer, send)
+        except TimeoutError:
+            LOG.warning("request %s: client read nothing for too long; stream cut", self._record.request_id)
+            self._record.finish(str(CLIENT_CLOSED_REQUEST))
+        except Exception as error:  # the status line is out: the client hears of it in the stream
+            if not isinstance(error, TandemError):
+                LOG.exception("request %s failed in mid-stream", self._record.request_id)
+            self._record.finish(str(http_status(error)))
+            await self._write(send, _event(error_body(error)), last=True)
+
+    async def _send_events(self, answer: Answer, send: Send) -> None:
+        async with aclosing(answer.__aiter__()) as deltas:
+            async for index, delta in deltas:
+                if events := b"".join(self._event(chunk, answer) for chunk in self._format.chunks(index, delta)):
+                    await self._write(send, events)
+        end = _DONE
+        if self._mode.include_usage:
+            end = _event(self._format.usage_chunk(answer.usage)) + end
+        await self._write(send, end, last=True)
+
+    def _event(self, chunk: Json, answer: Answer) -> bytes:
+        if self._mode.continuous_usage:
+            chunk |= {"usage": usage_json(answer.usage)}
+        return _event(chunk)
+
+    async def _write(self, send: Send, events: bytes, *, last: bool = False) -> None:
+        """Waits while the client's socket is full, so that nothing piles up here. Raises TimeoutError."""
+        async with asyncio.timeout(self._services.options.write_timeout):
+            await send({"type": "http.response.body", "body": events, "more_body": not last})
+
+
+def _event(body: Json) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`; cancels it, waits for it and raises Cancelled as soon as the client is gone."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled("the client left")
+        working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()

@@ -1,0 +1,132 @@
+"""Bodies of the OpenAI API as clients send them: names and types only. Ranges are `gateway.validation`'s.
+
+Every field may be null, which is the same as leaving it out. Fields that are not listed are kept apart and either
+refused (`refused.py`) or ignored.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+
+#: Marks union members in pydantic's error locations, so that they can be left out of field names.
+TAG_PREFIX = "|"
+
+
+class Body(BaseModel):
+    """Numbers must be numbers and strings strings: nothing is converted."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+def _stop_kind(value: Any) -> str | None:
+    return "|string" if isinstance(value, str) else "|list" if isinstance(value, list) else None
+
+
+Stop = Annotated[
+    Annotated[str, Tag("|string")] | Annotated[list[str], Tag("|list")],
+    Discriminator(
+        _stop_kind, custom_error_type="stop_type", custom_error_message="Input should be a string or a list of strings"
+    ),
+]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(Body):
+    """What chat and completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Stop | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    cache_salt: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+
+class ContentPart(Body):
+    type: str
+    text: str | None = None
+
+
+def _content_kind(value: Any) -> str | None:
+    return "|text" if isinstance(value, str) else "|parts" if isinstance(value, list) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag("|text")] | Annotated[list[ContentPart], Tag("|parts")],
+    Discriminator(
+        _content_kind,
+        custom_error_type="content_type",
+        custom_error_message="Input should be a string or a list of text parts",
+    ),
+]
+
+
+class ChatMessage(Body):
+    role: str | None = None
+    content: Content | None = None
+    name: str | None = None
+
+
+class ChatCompletionBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def _prompt_kind(value: Any) -> str | None:
+    """A list is what its first element says; pydantic then names the element that differs."""
+    if isinstance(value, str):
+        return "|text"
+    if not isinstance(value, list) or not value:
+        return None
+    first = value[0]
+    return "|texts" if isinstance(first, str) else "|id_lists" if isinstance(first, list) else "|ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("|text")]
+    | Annotated[list[str], Tag("|texts")]
+    | Annotated[list[int], Tag("|ids")]
+    | Annotated[list[list[int]], Tag("|id_lists")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt_type",
+        custom_error_message="Input should be a string, token ids, or a non-empty list of either",
+    ),
+]
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None

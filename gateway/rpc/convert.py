@@ -1,0 +1,102 @@
+"""Between the messages of `inference.proto` and the gateway's own values. Judges nothing but what has no value."""
+
+from collections.abc import Sequence
+
+from common.errors import InvalidRequest
+from common.pb.tandem.v1 import generation_pb2, inference_pb2
+from common.sampling import Candidate, FinishReason
+from common.text.tokenizer import Tokenizer
+from gateway.completion import ChoiceDelta, TextToken, Usage
+from gateway.conversation import Turn
+from gateway.generation import GenerationStats, RequestClass
+from gateway.options import GenerationOptions
+
+_FINISH = {
+    None: generation_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+_OPTIONAL_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "logprobs",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def options_from_proto(message: inference_pb2.GenerationOptions, seconds_left: float | None) -> GenerationOptions:
+    """Unchecked options; `seconds_left` is the caller's deadline. Raises InvalidRequest for an unknown class."""
+    given = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
+    return GenerationOptions(
+        **given,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        logit_bias=dict(message.logit_bias),
+        cache_salt=message.cache_salt or None,
+        request_class=_request_class(message.request_class),
+        timeout=seconds_left,
+    )
+
+
+def _request_class(name: str) -> RequestClass:
+    try:
+        return RequestClass(name or RequestClass.INTERACTIVE.value)
+    except ValueError as error:
+        known = ", ".join(member.value for member in RequestClass)
+        raise InvalidRequest(f"request_class must be one of {known}", field="request_class") from error
+
+
+def turns_from_proto(messages: Sequence[inference_pb2.ChatMessage]) -> list[Turn]:
+    """proto3 strings are never absent: an empty name is no name, empty content is empty."""
+    return [Turn(message.role, message.content, message.name or None) for message in messages]
+
+
+def delta_to_proto(tokenizer: Tokenizer, delta: ChoiceDelta) -> inference_pb2.TextDelta:
+    return inference_pb2.TextDelta(
+        choice=delta.choice,
+        text=delta.text,
+        token_ids=[token.token_id for token in delta.tokens],
+        logprobs=[_logprobs(tokenizer, token) for token in delta.tokens if token.logprobs is not None],
+        finish_reason=_FINISH[delta.finish_reason],
+    )
+
+
+def _logprobs(tokenizer: Tokenizer, token: TextToken) -> inference_pb2.TextLogprobs:
+    assert token.logprobs is not None
+    return inference_pb2.TextLogprobs(
+        chosen=_candidate(tokenizer, token.logprobs.chosen),
+        top=[_candidate(tokenizer, candidate) for candidate in token.logprobs.top],
+    )
+
+
+def _candidate(tokenizer: Tokenizer, candidate: Candidate) -> inference_pb2.TextCandidate:
+    return inference_pb2.TextCandidate(
+        token_id=candidate.token_id,
+        text=tokenizer.token_text(candidate.token_id),
+        bytes=tokenizer.token_bytes(candidate.token_id),
+        logprob=candidate.logprob,
+    )
+
+
+def summary_to_proto(usage: Usage, stats: Sequence[GenerationStats]) -> inference_pb2.GenerationSummary:
+    """Usage as the client is charged; `stats` holds the workers' own figures, by the names of RequestStats."""
+    summary = inference_pb2.GenerationSummary(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+    known = generation_pb2.RequestStats.DESCRIPTOR.fields_by_name
+    for figures in stats:
+        for name, value in figures.details.items():
+            if name in known:
+                setattr(summary.stats, name, value)
+    return summary

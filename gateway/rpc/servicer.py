@@ -1,0 +1,146 @@
+"""`tandem.v1.Inference`: proto in, one call, proto out. Checks and text are those of the HTTP edge.
+
+Handlers are async generators and just raise: the server's error interceptor (`common.rpc.status`) has the table from
+errors to statuses. A client that cancels or runs into its deadline closes the handler, which frees everything.
+"""
+
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
+
+from common.errors import InvalidRequest, TandemError
+from common.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from common.telemetry.tracing import context_from
+from gateway.accounting import EdgeMetrics, RequestRecord, request_id
+from gateway.answer import Answer, open_answer
+from gateway.generation import Dispatcher
+from gateway.options import GenerationOptions
+from gateway.prompts import chat_ids, text_ids
+from gateway.rpc.convert import delta_to_proto, options_from_proto, summary_to_proto, turns_from_proto
+from gateway.serving import ServingModel
+from gateway.validation import PreparedRequest, check_options, check_prompt, prepare
+
+_SERVICE = "tandem.v1.Inference"
+#: Deadlines beyond this are as good as none.
+_LONGEST_DEADLINE = 86_400.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Responses = AsyncGenerator[inference_pb2.GenerateResponse, None]
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Serves one model through a dispatcher."""
+
+    def __init__(
+        self, model: ServingModel, dispatcher: Dispatcher, metrics: EdgeMetrics, tracer: Tracer | None = None
+    ) -> None:
+        self._model = model
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._tracer = tracer if tracer is not None else trace.get_tracer("tandem.gateway")
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Responses:  # noqa: N802
+        """Completes a prompt. Raises TandemError."""
+        async with aclosing(self._serve("Generate", context, self._prepare_generate(request, context))) as responses:
+            async for response in responses:
+                yield response
+
+    async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> Responses:  # noqa: N802
+        """Completes a conversation. Raises TandemError."""
+        async with aclosing(self._serve("Chat", context, self._prepare_chat(request, context))) as responses:
+            async for response in responses:
+                yield response
+
+    async def _serve(self, method: str, context: Context, preparing: Awaitable[PreparedRequest]) -> Responses:
+        with self._observed(method, context) as (record, span):
+            prepared = await preparing
+            # Current only while the dispatcher picks it up: a generator may be closed in another task's context.
+            with trace.use_span(span):
+                answer = await open_answer(self._dispatcher, self._model.tokenizer, [prepared], record)
+            try:
+                async with aclosing(self._responses(prepared.generation.request_id, answer)) as responses:
+                    async for response in responses:
+                        yield response
+            finally:
+                await answer.aclose()
+
+    async def _responses(self, id_: str, answer: Answer) -> Responses:
+        async with aclosing(answer.__aiter__()) as deltas:
+            async for _, delta in deltas:
+                message = delta_to_proto(self._model.tokenizer, delta)
+                yield inference_pb2.GenerateResponse(request_id=id_, delta=message)
+        summary = summary_to_proto(answer.usage, answer.stats)
+        yield inference_pb2.GenerateResponse(request_id=id_, summary=summary)
+
+    async def _prepare_generate(self, request: inference_pb2.GenerateRequest, context: Context) -> PreparedRequest:
+        self._model.check_name(request.model)
+        options = self._options(request.options, context)
+        limits = self._dispatcher.limits()
+        field = request.WhichOneof("prompt")
+        if field is None:
+            raise InvalidRequest("one of text and token_ids must be set", field="prompt")
+        if field == "text":
+            ids = await text_ids(self._model, request.text, limits, field="text")
+        else:
+            ids = list(request.token_ids.ids)
+            check_prompt(ids, limits, field="token_ids")
+        return prepare(_new_id(), ids, options, self._model.defaults, limits, prompt_field=field)
+
+    async def _prepare_chat(self, request: inference_pb2.ChatRequest, context: Context) -> PreparedRequest:
+        self._model.check_name(request.model)
+        options = self._options(request.options, context)
+        limits = self._dispatcher.limits()
+        ids = await chat_ids(self._model, turns_from_proto(request.messages), limits)
+        return prepare(_new_id(), ids, options, self._model.defaults, limits, prompt_field="messages")
+
+    def _options(self, message: inference_pb2.GenerationOptions, context: Context) -> GenerationOptions:
+        """Checked before any work on the prompt."""
+        options = options_from_proto(message, _seconds_left(context))
+        check_options(options, self._dispatcher.limits().vocab_size)
+        return options
+
+    @contextmanager
+    def _observed(self, method: str, context: Context) -> Iterator[tuple[RequestRecord, Span]]:
+        """Server span, metrics and log line of one call; the status is known by how the block is left."""
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        record = RequestRecord(self._metrics, request_id(metadata.get("x-request-id", "")), f"{_SERVICE}/{method}")
+        span = self._tracer.start_span(
+            record.route,
+            context=context_from(metadata.get("traceparent", "")),
+            kind=SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "tandem.client_request_id": record.request_id},
+        )
+        status = "INTERNAL"
+        try:
+            yield record, span
+            status = "OK"
+        except TandemError as error:
+            status = error.status
+            raise
+        except Exception:
+            raise
+        except BaseException:  # the call was cancelled, or its generator closed
+            status = "CANCELLED"
+            raise
+        finally:
+            record.finish(status)
+            span.set_attribute("rpc.grpc.status_code", grpc.StatusCode[status].value[0])
+            if status == "INTERNAL":
+                span.set_status(StatusCode.ERROR)
+            span.end()
+
+
+def _new_id() -> str:
+    return f"gen-{uuid.uuid4().hex}"
+
+
+def _seconds_left(context: Context) -> float | None:
+    """The caller's deadline as a duration, for queue and workers; None if there is none."""
+    seconds = context.time_remaining()
+    return seconds if seconds is not None and 0 < seconds <= _LONGEST_DEADLINE else None

@@ -1,0 +1,90 @@
+"""The served model as the edges see it: names, tokenizer, template, defaults. No weights, no workers."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from common.errors import ContextTooLong, NotFound
+from common.text.chat_template import ChatTemplate
+from common.text.tokenizer import Tokenizer
+from common.text.tokenizer_files import read_json
+
+GENERATION_CONFIG_FILE = "generation_config.json"
+#: Room for normalizers that make a text shorter before it is cut into tokens.
+_NORMALIZER_SLACK = 4
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What a request gets where it says nothing: the model's `generation_config.json`, else the neutral value."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads the fields of the same names; everything else in the file is for other programs."""
+        config = read_json(folder / GENERATION_CONFIG_FILE)
+
+        def number(name: str, default: float) -> float:
+            value = config.get(name)
+            return float(value) if isinstance(value, int | float) else default
+
+        return cls(
+            temperature=number("temperature", cls.temperature),
+            top_p=number("top_p", cls.top_p),
+            top_k=int(number("top_k", cls.top_k)),
+            min_p=number("min_p", cls.min_p),
+            repetition_penalty=number("repetition_penalty", cls.repetition_penalty),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingModel:
+    """One model under one name and any number of aliases."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: GenerationDefaults = GenerationDefaults()
+    aliases: tuple[str, ...] = ()
+    #: Unix seconds, shown by /v1/models.
+    created: int = 0
+
+    @classmethod
+    def load(cls, folder: Path, name: str, *, aliases: tuple[str, ...] = ()) -> Self:
+        """Reads the text side of a Hugging Face folder. Raises ModelError if it is not usable."""
+        return cls(
+            name=name,
+            tokenizer=Tokenizer.load(folder),
+            template=ChatTemplate.load(folder),
+            defaults=GenerationDefaults.load(folder),
+            aliases=aliases,
+            created=int(time.time()),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+    def check_name(self, name: str | None) -> str:
+        """The name to answer with; a request without one means the served model. Raises NotFound."""
+        if not name:
+            return self.name
+        if name not in self.names:
+            raise NotFound(f"the model {name!r} does not exist", field="model", code="model_not_found")
+        return name
+
+    def check_length(self, characters: int, max_tokens: int, *, field: str) -> None:
+        """Raises ContextTooLong for a text that cannot fit, before work is spent on it."""
+        if characters > max_tokens * self.tokenizer.longest_token * _NORMALIZER_SLACK:
+            raise ContextTooLong(f"{field} has {characters} characters; at most {max_tokens} tokens fit", field=field)
+
+    def encode_text(self, text: str, max_tokens: int, *, field: str) -> list[int]:
+        """Ids of a prompt given as text. Raises ContextTooLong."""
+        self.check_length(len(text), max_tokens, field=field)
+        return self.tokenizer.encode(text)
