@@ -1,0 +1,315 @@
+"""The decode worker's side of its pairs: one stream to each prefill worker, re-opened for as long as it is wanted.
+
+Pairing is eager (as soon as an address is known), so that no request pays for it; a request for a worker that is not
+paired goes elsewhere and starts the pairing.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from kv_store.transfer.worker import KVTransfer
+
+from common.errors import ManifestMismatch, TandemError
+from common.manifest import require_match
+from common.pb.tandem.v1 import prefill_pb2 as pb
+from common.pb.tandem.v1 import prefill_pb2_grpc
+from common.pb.tandem.v1.transport_pb2 import SlotGrant as SlotGrantMessage
+from common.pb.tandem.v1.worker_pb2 import Manifest
+from common.rpc.channel import open_channel
+from common.rpc.convert import sampled_from_proto, sampling_to_proto
+from decode_svc.messages import CancelOut, FirstArrived, PrefillEnded, PrefillOut, PrefillProgressed, RunOut
+from kv_store.staging import SlotGrant
+from kv_store.transport.base import PeerUnreachable
+
+_log = logging.getLogger(__name__)
+
+#: Longest wait between attempts to pair; a mismatch does not heal quickly, so it is tried less often.
+MAX_BACKOFF = 2.0
+MISMATCH_BACKOFF = 5.0
+#: A worker that could not be reached for so long, and that nobody asked for meanwhile, is forgotten.
+FORGET_SECONDS = 60.0
+#: What a peer that answers nothing may take to say Hello.
+HELLO_SECONDS = 10.0
+
+
+class PrefillPair:
+    """One prefill worker under one address."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        hello: pb.PairHello,
+        transfer: KVTransfer,
+        post: Callable[[object], None],
+        replaced: Callable[[str, str], None],
+    ) -> None:
+        """`replaced(worker_id, incarnation)` is told of each new pairing before it is used."""
+        self.address = address
+        self._hello = hello
+        self._transfer = transfer
+        self._post = post
+        self._replaced = replaced
+        #: Incarnation of the prefill worker that said Hello on this stream, from before the pair can be used.
+        self.greeted: str | None = None
+        #: The same once the pair can be used. Read by the engine thread.
+        self.incarnation: str | None = None
+        self.worker_id = ""
+        self.refusal = ""
+        self.wanted_at = time.monotonic()
+        self._outbox: asyncio.Queue[pb.PrefillCommand] = asyncio.Queue()
+        self._live: set[int] = set()
+        self._call: Any = None
+
+    async def run(self) -> None:
+        """Pair, and pair again after each loss, until nobody wants the worker any more."""
+        failures = 0
+        reached_at = time.monotonic()
+        while max(self.wanted_at, reached_at) + FORGET_SECONDS > time.monotonic():
+            longest = MAX_BACKOFF
+            try:
+                await self._session()
+            except (grpc.aio.AioRpcError, TandemError, PeerUnreachable, TimeoutError) as error:
+                longest = self._note_failure(error)
+            if self.greeted is not None:
+                failures, reached_at = 0, time.monotonic()
+                self._lose(self.greeted)
+            failures += 1
+            await asyncio.sleep(min(longest, 0.05 * 2.0**failures) * random.uniform(0.5, 1.0))
+
+    def _note_failure(self, error: Exception) -> float:
+        mismatch = isinstance(error, ManifestMismatch) or (
+            isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        )
+        if not mismatch:
+            _log.debug("no pair", extra={"address": self.address, "error": str(error)})
+            return MAX_BACKOFF
+        reason = error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        if reason != self.refusal:
+            _log.error("refused a pair with %s: %s", self.address, reason)
+        self.refusal = reason
+        return MISMATCH_BACKOFF
+
+    async def _session(self) -> None:
+        """One stream, from Hello to its end. Returns when the other side ends it; raises when it fails."""
+        self._outbox = asyncio.Queue()
+        self._outbox.put_nowait(pb.PrefillCommand(hello=self._hello))
+        async with open_channel(self.address) as channel:
+            call = self._call = prefill_pb2_grpc.PrefillStub(channel).Run(self._commands())
+            try:
+                events = aiter(call)
+                async with asyncio.timeout(HELLO_SECONDS):
+                    first = await anext(events, None)
+                    if first is None or first.WhichOneof("message") != "hello":
+                        raise PeerUnreachable(f"{self.address} did not say Hello")
+                    await self._pair(first.hello)
+                async for event in events:
+                    self._handle(event)
+            finally:
+                call.cancel()
+                self._call = None
+
+    def hang_up(self, reason: str) -> None:
+        """End the stream; what runs on it fails and the pair is made anew."""
+        _log.warning("hanging up on a prefill worker", extra={"prefill_worker": self.worker_id, "reason": reason})
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _commands(self) -> AsyncIterator[pb.PrefillCommand]:
+        outbox = self._outbox
+        while True:
+            yield await outbox.get()
+
+    async def _pair(self, theirs: pb.PairHello) -> None:
+        require_match(self._hello.manifest, theirs.manifest, peer=theirs.worker_id)
+        self._replaced(theirs.worker_id, theirs.incarnation)
+        self.worker_id = theirs.worker_id
+        self.greeted = theirs.incarnation
+        await asyncio.wrap_future(self._transfer.connect(theirs.incarnation, theirs.transport, receive=True))
+        self.refusal = ""
+        self.incarnation = theirs.incarnation
+        _log.info("paired", extra={"prefill_worker": theirs.worker_id, "transport": theirs.transport.transport})
+
+    def _lose(self, incarnation: str) -> None:
+        """The stream is over: what ran on it has failed, and its slots wait for proof that nobody writes to them."""
+        self.greeted = self.incarnation = None
+        _log.warning("lost a prefill worker", extra={"prefill_worker": self.worker_id, "transfers": len(self._live)})
+        for transfer_id in self._live:
+            self._post(PrefillEnded(transfer_id, ok=False, message="the prefill worker is gone"))
+        self._live.clear()
+        self._transfer.disconnect(incarnation)
+
+    # --- out ---------------------------------------------------------------------------------------
+
+    def run_remote(self, out: RunOut) -> None:
+        if self.incarnation is None:
+            self._post(PrefillEnded(out.transfer_id, ok=False, message="the prefill worker is gone"))
+            return
+        self._live.add(out.transfer_id)
+        self._outbox.put_nowait(pb.PrefillCommand(run=_to_run(out)))
+
+    def cancel(self, transfer_id: int) -> None:
+        if transfer_id in self._live:
+            self._outbox.put_nowait(pb.PrefillCommand(cancel=pb.CancelTransfer(transfer_id=transfer_id)))
+
+    def send_credits(self, grants: Iterable[SlotGrant]) -> None:
+        messages = [SlotGrantMessage(slot=grant.slot, generation=grant.generation) for grant in grants]
+        self._outbox.put_nowait(pb.PrefillCommand(credit=pb.Credit(grants=messages)))
+
+    # --- in ----------------------------------------------------------------------------------------
+
+    def _handle(self, event: pb.PrefillEvent) -> None:
+        match event.WhichOneof("message"):
+            case "first":
+                self._post(_from_first(event.first))
+            case "progress":
+                self._post(PrefillProgressed(event.progress.transfer_id))
+            case "terminal":
+                self._ended(event.terminal)
+            case kind:
+                _log.warning("ignored an event", extra={"kind": kind, "prefill_worker": self.worker_id})
+
+    def _ended(self, terminal: pb.Terminal) -> None:
+        self._live.discard(terminal.transfer_id)
+        self._post(_from_terminal(terminal))
+        # After the engine knows the figures: the receive may end in this very moment.
+        if terminal.outcome == pb.TRANSFER_OUTCOME_OK:
+            self._transfer.seal(terminal.transfer_id, terminal.messages, terminal.bytes)
+
+
+class PrefillPairs:
+    """All pairs of this decode worker, by address."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        incarnation: str,
+        manifest: Manifest,
+        transfer: KVTransfer,
+        post: Callable[[object], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._manifest = manifest
+        self._transfer = transfer
+        self._post = post
+        self._pairs: dict[str, PrefillPair] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        #: Last known incarnation by stable worker id.
+        self._incarnations: dict[str, str] = {}
+
+    @property
+    def paired(self) -> list[str]:
+        return sorted(pair.worker_id for pair in self._pairs.values() if pair.incarnation is not None)
+
+    @property
+    def refused(self) -> list[str]:
+        return sorted(f"{pair.address}: {pair.refusal}" for pair in self._pairs.values() if pair.refusal)
+
+    def find_peer(self, address: str) -> str | None:
+        """Incarnation of the prefill worker paired under `address`. May be called from any thread."""
+        pair = self._pairs.get(address)
+        return None if pair is None else pair.incarnation
+
+    def want(self, address: str) -> None:
+        """Pair with the prefill worker under `address`, if that is not so or under way."""
+        pair = self._pairs.get(address)
+        if pair is not None:
+            pair.wanted_at = time.monotonic()
+            return
+        hello = pb.PairHello(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            manifest=self._manifest,
+            transport=self._transfer.local_peer(),
+        )
+        pair = PrefillPair(address, hello=hello, transfer=self._transfer, post=self._post, replaced=self._replaced)
+        self._pairs[address] = pair
+        task = asyncio.create_task(pair.run(), name=f"pair {address}")
+        self._tasks[address] = task
+        task.add_done_callback(lambda _: self._forget(address))
+
+    def _forget(self, address: str) -> None:
+        task = self._tasks.pop(address, None)
+        self._pairs.pop(address, None)
+        if task is not None and not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("pairing with %s failed unexpectedly", address, exc_info=error)
+
+    def _replaced(self, worker_id: str, incarnation: str) -> None:
+        """A stable id under a new incarnation: whoever supervises it has seen the old process end."""
+        old = self._incarnations.get(worker_id)
+        if old is not None and old != incarnation:
+            self._transfer.prove_dead(old)
+        self._incarnations[worker_id] = incarnation
+
+    def dispatch(self, out: PrefillOut) -> None:
+        """Carry an engine output to the pair it is for."""
+        pair = self._pairs.get(out.target.address)
+        match out:
+            case RunOut() if pair is None:
+                self._post(PrefillEnded(out.transfer_id, ok=False, message="the prefill worker is gone"))
+            case RunOut() if pair is not None:
+                pair.run_remote(out)
+            case CancelOut() if pair is not None:
+                pair.cancel(out.transfer_id)
+
+    def send_credits(self, incarnation: str, grants: Sequence[SlotGrant]) -> None:
+        """Credits that the transfer thread grants to a peer. Those of a lost pair are void with it."""
+        for pair in self._pairs.values():
+            if pair.greeted == incarnation:
+                pair.send_credits(grants)
+
+    def drop_peer(self, incarnation: str, reason: str) -> None:
+        """The transport has lost this peer: end its stream, so that it pairs anew."""
+        for pair in self._pairs.values():
+            if pair.greeted == incarnation:
+                pair.hang_up(reason)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _to_run(out: RunOut) -> pb.RunRequest:
+    return pb.RunRequest(
+        transfer_id=out.transfer_id,
+        request_id=out.request_id,
+        prompt_ids=out.prompt_ids,
+        first_token=out.first_token,
+        first_choices=out.first_choices,
+        sampling=sampling_to_proto(out.params),
+        cache_salt=out.cache_salt,
+        traceparent=out.traceparent,
+    )
+
+
+def _from_first(first: pb.First) -> FirstArrived:
+    tokens = [
+        (t.choice, sampled_from_proto(t.token_id, t.logprobs if t.HasField("logprobs") else None)) for t in first.tokens
+    ]
+    return FirstArrived(first.transfer_id, tokens)
+
+
+def _from_terminal(terminal: pb.Terminal) -> PrefillEnded:
+    return PrefillEnded(
+        terminal.transfer_id,
+        ok=terminal.outcome == pb.TRANSFER_OUTCOME_OK,
+        message=terminal.message,
+        cached_tokens=terminal.cached_tokens,
+        computed_tokens=terminal.computed_tokens,
+        prefill_seconds=terminal.prefill_seconds,
+        transfer_seconds=terminal.transfer_seconds,
+        compute_ended=time.monotonic() - terminal.since_compute_seconds,
+    )

@@ -1,0 +1,524 @@
+"""The decode engine: reserves blocks, has prompts prefilled elsewhere or does it here, and decodes.
+
+Life of a request, all on the engine thread:
+
+1. `Submit`: checked, accepted, its prompt queued.
+2. Admitted: the cached prefix is pinned and blocks for the rest are reserved. The missing KV comes from a prefill
+   worker (`RunOut`; KV lands by the transfer thread), or is computed here in chunks between decodes.
+3. First tokens: from the prefill worker (`FirstArrived`) or drawn here from the prompt's last logits.
+4. The prompt is whole (`ReceiveFinished` ok, or the last local chunk): every open choice gets its blocks from it
+   and joins the batch.
+5. A token per step until each choice has ended; then `FinishedOut`, with nothing held any more.
+
+A prefill worker that fails or falls silent sends the prompt back to step 2, for the next target or for local prefill.
+Cancel and deadline end the request from anywhere; while a transfer may still write, its blocks are held.
+"""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import torch
+from kv_store.transfer.worker import KVTransfer
+
+from common.engine.batch import SequenceChunk
+from common.engine.block_pool import BlockPool
+from common.engine.block_table import BlockTable
+from common.engine.runner import ModelRunner
+from common.engine.sampler import Sampler, SampleRow
+from common.engine.scheduling import SpeedMeter, StepPacer, TokenBudget
+from common.errors import InvalidRequest
+from common.sampling import FinishReason, SampledToken
+from decode_svc.messages import (
+    AcceptedOut,
+    Cancel,
+    CancelOut,
+    DecodeOutput,
+    DeltaOut,
+    FinishedOut,
+    FirstArrived,
+    PrefillEnded,
+    PrefillProgressed,
+    RejectedOut,
+    RunOut,
+    ShortageOut,
+    StreamGone,
+    Submit,
+)
+from decode_svc.request import (
+    DecodeRequest,
+    Figures,
+    Job,
+    Outcome,
+    Phase,
+    PrefillTarget,
+    Sequence,
+    Snapshot,
+    Transfer,
+)
+from decode_svc.scheduler import DecodeScheduler, Work
+from decode_svc.validation import RequestLimits, check_request
+from kv_store.transfer.events import PeerLost, ReceiveFinished
+
+
+class DecodeEngine:
+    """Everything that the engine thread owns: pool, scheduler, runner, sampler and the jobs.
+
+    `emit` gets the outputs of each step or command in one call and must not block. `find_peer(address)` returns the
+    incarnation of the prefill worker paired under that address, or None; it must be safe to call from this thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        runner: ModelRunner,
+        sampler: Sampler,
+        pool: BlockPool,
+        transfer: KVTransfer,
+        pacer: StepPacer,
+        limits: RequestLimits,
+        eos_token_ids: Seq[int],
+        max_batch_size: int,
+        max_waiting: int,
+        local_prefill_tokens: int,
+        prefill_timeout: float,
+        first_transfer_id: int,
+        find_peer: Callable[[str], str | None],
+        emit: Callable[[Seq[DecodeOutput]], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._runner = runner
+        self._sampler = sampler
+        self._pool = pool
+        self._transfer = transfer
+        self._pacer = pacer
+        self._limits = limits
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_waiting = max_waiting
+        self._local_prefill_tokens = local_prefill_tokens
+        self._prefill_timeout = prefill_timeout
+        self._next_transfer_id = first_transfer_id
+        self._find_peer = find_peer
+        self._emit = emit
+        self._scheduler = DecodeScheduler(pool, max_batch_size=max_batch_size)
+        self._jobs: dict[tuple[str, int], Job] = {}
+        self._transfers: dict[int, Job] = {}
+        self._next_order = 0
+        self._outputs: list[DecodeOutput] = []
+        self._figures = Figures()
+        self._prefill_speed = SpeedMeter()
+        self._decode_speed = SpeedMeter()
+        self.snapshot = self._take_snapshot()
+
+    # --- commands ----------------------------------------------------------------------------------
+
+    def handle(self, command: object) -> None:
+        match command:
+            case Submit(request, draining):
+                self._accept(request, draining)
+            case Cancel(request_id, attempt, choice):
+                self._cancel((request_id, attempt), choice)
+            case StreamGone(stream):
+                self._stream_gone(stream)
+            case FirstArrived(transfer_id, tokens):
+                self._first_arrived(transfer_id, tokens)
+            case PrefillProgressed(transfer_id):
+                self._heard_of(transfer_id)
+            case PrefillEnded():
+                self._prefill_ended(command)
+            case ReceiveFinished():
+                self._receive_finished(command)
+            case PeerLost():
+                # The pair's stream tells the same; a lost peer's receives end by ReceiveFinished.
+                pass
+            case _:
+                raise AssertionError(f"unknown command {type(command).__name__}")
+        self._flush()
+
+    def _accept(self, request: DecodeRequest, draining: bool) -> None:
+        reply_to = (request.stream, *request.key)
+        try:
+            self._check(request)
+        except InvalidRequest as error:
+            self._outputs.append(RejectedOut(*reply_to, error.field or "", error.message))
+            return
+        if draining or self._scheduler.num_waiting >= self._max_waiting:
+            why = "this worker is draining" if draining else f"{self._max_waiting} requests are waiting already"
+            self._outputs.append(ShortageOut(*reply_to, why, retry_after=1.0))
+            return
+        tables = [BlockTable(self._pool, request.cache_salt) for _ in range(1 + len(request.choices))]
+        job = Job(request, arrived=time.monotonic(), order=self._next_order, tables=tables)
+        self._next_order += 1
+        self._jobs[request.key] = job
+        self._scheduler.enqueue(job.prompt)
+        self._figures.accepted += 1
+        self._outputs.append(AcceptedOut(*reply_to))
+
+    def _check(self, request: DecodeRequest) -> None:
+        if request.key in self._jobs:
+            raise InvalidRequest("this attempt is running already", field="request_id")
+        check_request(request, self._limits)
+
+    def _cancel(self, key: tuple[str, int], choice: int | None) -> None:
+        job = self._jobs.get(key)
+        if job is None or job.ending is not None:
+            return
+        if choice is None:
+            self._end(job, Outcome.CANCELLED, "cancelled")
+        elif choice < len(job.choices) and not job.choices[choice].done:
+            self._drop(job.choices[choice])
+            if not job.open_choices:
+                self._end(job, Outcome.OK, "")
+
+    def _stream_gone(self, stream: str) -> None:
+        for key in [key for key, job in self._jobs.items() if job.request.stream == stream]:
+            self._cancel(key, None)
+
+    # --- remote prefill ----------------------------------------------------------------------------
+
+    def _start_remote(self, job: Job, target: PrefillTarget, peer: str) -> None:
+        """The prompt's blocks are reserved; let the prefill worker fill what the cache did not have."""
+        request, table = job.request, job.prompt.table
+        now = time.monotonic()
+        transfer_id, self._next_transfer_id = self._next_transfer_id, self._next_transfer_id + 1
+        job.transfer = Transfer(transfer_id, target, table.num_computed, started=now, heard=now)
+        self._transfers[transfer_id] = job
+        self._scheduler.set_remote(job.prompt)
+        slots = table.slots(table.num_computed, len(request.prompt_ids))
+        self._transfer.open_receive(transfer_id, peer, table.num_computed, slots)
+        self._outputs.append(
+            RunOut(
+                target,
+                transfer_id,
+                request.request_id,
+                request.prompt_ids,
+                table.num_computed,
+                tuple(choice.index for choice in job.fresh_choices),
+                request.params,
+                request.cache_salt,
+                request.traceparent,
+            )
+        )
+
+    def _live_transfer(self, transfer_id: int) -> tuple[Job, Transfer] | None:
+        """The job behind a transfer that is still wanted."""
+        job = self._transfers.get(transfer_id)
+        if job is None or job.transfer is None or job.transfer.abandoned:
+            return None
+        return job, job.transfer
+
+    def _heard_of(self, transfer_id: int) -> None:
+        if (live := self._live_transfer(transfer_id)) is not None:
+            live[1].heard = time.monotonic()
+
+    def _first_arrived(self, transfer_id: int, tokens: Seq[tuple[int, SampledToken]]) -> None:
+        self._heard_of(transfer_id)
+        if (live := self._live_transfer(transfer_id)) is None:
+            return
+        job = live[0]
+        for index, token in tokens:
+            choice = job.choices[index]
+            if not choice.done and not choice.output_ids:
+                self._append(choice, token)
+
+    def _prefill_ended(self, event: PrefillEnded) -> None:
+        if (live := self._live_transfer(event.transfer_id)) is None:
+            return
+        job, transfer = live
+        if not event.ok:
+            self._abandon(job, transfer, tell=False)
+            return
+        transfer.heard = time.monotonic()
+        timings = job.timings
+        timings.prefill_worker = transfer.target.worker_id
+        timings.prefill_cached_tokens = event.cached_tokens
+        timings.computed_tokens = event.computed_tokens
+        timings.prefill_seconds = event.prefill_seconds
+        timings.transfer_seconds = event.transfer_seconds
+        transfer.compute_ended = event.compute_ended
+
+    def _abandon(self, job: Job, transfer: Transfer, *, tell: bool) -> None:
+        """Stop waiting for a transfer; what follows is decided when nothing can write to its blocks any more."""
+        if transfer.abandoned:
+            return
+        transfer.abandoned = True
+        if tell:
+            self._outputs.append(CancelOut(transfer.target, transfer.transfer_id))
+        self._transfer.abort_receive(transfer.transfer_id)
+
+    def _receive_finished(self, event: ReceiveFinished) -> None:
+        job = self._transfers.pop(event.transfer_id, None)
+        assert job is not None and job.transfer is not None, f"receive {event.transfer_id} ended twice"
+        transfer, job.transfer = job.transfer, None
+        self._scheduler.remove(job.prompt)
+        if event.outcome == "ok" and not transfer.abandoned:
+            self._landed(job, transfer, event)
+        else:
+            self._not_landed(job, transfer)
+
+    def _landed(self, job: Job, transfer: Transfer, event: ReceiveFinished) -> None:
+        timings = job.timings
+        timings.transfer_bytes, timings.transfer_messages = event.bytes, event.messages
+        timings.transfer_exposed_seconds = max(0.0, event.last_landed - transfer.compute_ended)
+        job.prompt.table.commit(job.request.prompt_ids[transfer.first_token :])
+        self._prompt_filled(job)
+
+    def _not_landed(self, job: Job, transfer: Transfer) -> None:
+        job.prompt.table.release()
+        if job.ending is not None:
+            self._finish(job, *job.ending)
+        elif not job.open_choices:
+            self._finish(job, Outcome.OK, "")
+        else:
+            if not transfer.abandoned or job.next_target > 0:
+                job.timings.prefill_retries += 1
+            self._scheduler.enqueue(job.prompt)
+
+    # --- ending ------------------------------------------------------------------------------------
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Nothing more is computed for this sequence."""
+        self._scheduler.remove(sequence)
+        sequence.phase = Phase.DONE
+        sequence.table.release()
+
+    def _end(self, job: Job, outcome: Outcome, message: str) -> None:
+        """End the request, at once or when its transfer can no longer write."""
+        for choice in job.open_choices:
+            self._drop(choice)
+        if job.transfer is not None:
+            job.ending = (outcome, message)
+            self._abandon(job, job.transfer, tell=True)
+        else:
+            self._drop(job.prompt)
+            self._finish(job, outcome, message)
+
+    def _finish(self, job: Job, outcome: Outcome, message: str) -> None:
+        """The one terminal event; the job holds nothing any more."""
+        held = sum(len(s.table.blocks) for s in (job.prompt, *job.choices))
+        assert held == 0, f"a finished request holds {held} blocks"
+        del self._jobs[job.request.key]
+        self._figures.count_end(outcome)
+        request = job.request
+        self._outputs.append(
+            FinishedOut(
+                request.stream,
+                *request.key,
+                outcome,
+                message,
+                job.timings,
+                prompt_tokens=len(request.prompt_ids),
+                output_tokens=sum(len(choice.output_ids) for choice in job.choices),
+                total_seconds=time.monotonic() - job.timings.arrived,
+                traceparent=request.traceparent,
+            )
+        )
+
+    # --- time limits -------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        limits = [self._limit_of(job) for job in self._jobs.values()]
+        soonest = min((limit for limit in limits if limit is not None), default=None)
+        return None if soonest is None else max(0.0, soonest - time.monotonic())
+
+    def _limit_of(self, job: Job) -> float | None:
+        if job.ending is not None:
+            return None
+        silent = job.transfer.heard + self._prefill_timeout if self._waits_for_prefill(job) else None
+        return min((limit for limit in (job.deadline, silent) if limit is not None), default=None)
+
+    @staticmethod
+    def _waits_for_prefill(job: Job) -> bool:
+        return job.transfer is not None and not job.transfer.abandoned
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for job in [job for job in self._jobs.values() if (limit := self._limit_of(job)) is not None and limit <= now]:
+            if job.deadline is not None and job.deadline <= now:
+                self._end(job, Outcome.DEADLINE, f"not finished within {job.request.timeout:.3f} s")
+            elif job.transfer is not None:
+                self._abandon(job, job.transfer, tell=True)
+
+    # --- steps -------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Admit what fits and compute one batch. False if there was nothing to compute."""
+        self._expire()
+        for sequence in self._scheduler.admissible():
+            self._start(sequence)
+        work = self._scheduler.plan(TokenBudget(self._pacer.budget()), self._give_up)
+        if work:
+            self._compute(work)
+        self._flush()
+        return bool(work)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """The scheduler wants the blocks of a remote prompt back."""
+        job = sequence.job
+        assert job.transfer is not None, "a remote prompt without a transfer"
+        job.timings.preemptions += 1
+        self._scheduler.num_preemptions += 1
+        self._abandon(job, job.transfer, tell=True)
+
+    def _start(self, sequence: Sequence) -> None:
+        """A sequence has its blocks: have it filled elsewhere, or compute it here."""
+        job = sequence.job
+        if job.timings.admitted is None:
+            job.timings.admitted = time.monotonic()
+            job.timings.decode_cached_tokens = sequence.table.num_cached
+        self._figures.tokens_cached += sequence.table.num_cached
+        if sequence.is_prompt and (found := self._next_prefill_worker(job)) is not None:
+            self._start_remote(job, *found)
+        else:
+            self._scheduler.set_running(sequence)
+
+    def _next_prefill_worker(self, job: Job) -> tuple[PrefillTarget, str] | None:
+        """The best untried target that is paired now; None: prefill here."""
+        if job.prompt.num_pending <= self._local_prefill_tokens:
+            return None
+        while job.next_target < len(job.request.prefill_targets):
+            target = job.request.prefill_targets[job.next_target]
+            job.next_target += 1
+            if (peer := self._find_peer(target.address)) is not None:
+                return target, peer
+        return None
+
+    def _compute(self, work: Seq[Work]) -> None:
+        begun = time.monotonic()
+        logits = self._runner.run([_to_chunk(item) for item in work])
+        drawn = self._draw([item.sequence for item in work if item.wants_logits], logits)
+        for item in work:
+            item.sequence.table.commit(item.sequence.tokens(item.start, item.end))
+        for choice, token in drawn:
+            self._append(choice, token)
+        for item in work:
+            self._advance(item.sequence)
+        self._record(work, time.monotonic() - begun)
+
+    def _draw(self, sequences: Seq[Sequence], logits: torch.Tensor) -> list[tuple[Sequence, SampledToken]]:
+        """One logits row per sequence; a prompt's row serves every choice that wants its first token."""
+        rows = [
+            (index, choice)
+            for index, sequence in enumerate(sequences)
+            for choice in (sequence.job.fresh_choices if sequence.is_prompt else [sequence])
+        ]
+        if not rows:
+            return []
+        if len(rows) != len(sequences):
+            logits = logits[[index for index, _ in rows]]
+        tokens = self._sampler.sample(logits, [_to_row(choice) for _, choice in rows])
+        return [(choice, token) for (_, choice), token in zip(rows, tokens, strict=True)]
+
+    def _append(self, choice: Sequence, token: SampledToken) -> None:
+        """One more output token, told to the client; it may be the last."""
+        choice.output_ids.append(token.token_id)
+        choice.finish_reason = self._finish_reason(choice)
+        if choice.finish_reason is not None:
+            choice.phase = Phase.DONE
+        request = choice.job.request
+        first_index = len(choice.output_ids) - 1
+        self._outputs.append(
+            DeltaOut(request.stream, *request.key, choice.index, first_index, (token,), choice.finish_reason)
+        )
+
+    def _finish_reason(self, choice: Sequence) -> FinishReason | None:
+        params, token_id = choice.job.request.params, choice.output_ids[-1]
+        if token_id in self._eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP
+        if token_id in params.stop_token_ids:
+            return FinishReason.STOP
+        if len(choice.output_ids) >= params.max_tokens or choice.num_tokens >= self._limits.max_request_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _advance(self, sequence: Sequence) -> None:
+        """After its tokens were computed: on to the next phase, or out."""
+        if sequence.is_prompt:
+            if sequence.num_pending == 0:
+                job = sequence.job
+                job.timings.prefill_worker = self._worker_id
+                job.timings.computed_tokens = len(job.request.prompt_ids) - sequence.table.num_cached
+                job.timings.prefill_seconds = time.monotonic() - (job.timings.admitted or job.timings.arrived)
+                self._scheduler.remove(sequence)
+                self._prompt_filled(job)
+        elif sequence.done:
+            self._drop(sequence)
+            if not sequence.job.open_choices:
+                self._finish(sequence.job, Outcome.OK, "")
+        elif sequence.phase is Phase.FILLING and sequence.num_pending == 1:
+            sequence.phase = Phase.DECODING
+
+    def _prompt_filled(self, job: Job) -> None:
+        """Give every open choice its blocks: the first takes the prompt's over, the others fork from it."""
+        job.timings.prefilled = time.monotonic()
+        prompt, choices = job.prompt, job.open_choices
+        prompt.phase = Phase.DONE
+        for choice in choices[1:]:
+            twin = prompt.table.fork(job.request.prompt_ids, self._runner.kv_cache.copy_block)
+            # No block for the copy: it waits, and finds the full blocks in the cache.
+            if twin is not None:
+                choice.table = twin
+        if choices:
+            choices[0].table, prompt.table = prompt.table, choices[0].table
+        prompt.table.release()
+        for choice in choices:
+            self._join(choice)
+        if not choices:
+            self._finish(job, *(job.ending or (Outcome.OK, "")))
+
+    def _join(self, choice: Sequence) -> None:
+        """Into the batch if its known tokens fit, else back into the queue."""
+        if choice.table.blocks and choice.table.reserve(choice.num_tokens):
+            self._scheduler.set_running(choice)
+        else:
+            choice.table.release()
+            self._scheduler.enqueue(choice)
+
+    def _record(self, work: Seq[Work], seconds: float) -> None:
+        total = sum(item.end - item.start for item in work)
+        decoded = sum(1 for item in work if not item.sequence.is_prompt and item.end - item.start == 1)
+        self._pacer.record(total, seconds)
+        if decoded == total:
+            self._decode_speed.record(decoded, seconds)
+        else:
+            self._prefill_speed.record(total - decoded, seconds)
+        self._figures.tokens_decoded += decoded
+        self._figures.tokens_filled += total - decoded
+        self._figures.steps += 1
+        self._figures.busy_seconds += seconds
+
+    # --- outputs -----------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self.snapshot = self._take_snapshot()
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._emit(outputs)
+
+    def _take_snapshot(self) -> Snapshot:
+        counts = self._pool.counts()
+        return Snapshot(
+            free=counts.free,
+            cached=counts.cached,
+            owned=counts.owned,
+            running=self._scheduler.num_running + self._scheduler.num_remote,
+            waiting=self._scheduler.num_waiting,
+            queued_tokens=self._scheduler.queued_tokens,
+            transfers=len(self._transfers),
+            prefill_tokens_per_second=self._prefill_speed.rate(),
+            decode_tokens_per_second=self._decode_speed.rate(),
+            preemptions=self._scheduler.num_preemptions,
+            figures=replace(self._figures),
+        )
+
+
+def _to_chunk(item: Work) -> SequenceChunk:
+    sequence = item.sequence
+    return SequenceChunk(sequence.tokens(item.start, item.end), item.start, sequence.table.blocks, item.wants_logits)
+
+
+def _to_row(choice: Sequence) -> SampleRow:
+    request = choice.job.request
+    return SampleRow(request.params, choice.index, len(choice.output_ids), request.prompt_ids, choice.output_ids)

@@ -1,0 +1,45 @@
+"""Builds a worker's transfer thread from its options."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.pb.tandem.v1.worker_pb2 import StagingCounts
+from common.service.identity import WorkerIdentity
+from common.service.options import EngineOptions
+from kv_store.transfer.counters import TransferCounters
+from kv_store.transfer.events import TransferEvent
+from kv_store.transfer.worker import KVTransfer
+from kv_store.transport.select import create_transport
+
+#: Messages that may be gathered or under way at once on the sending side.
+SEND_BUFFERS = 16
+
+
+def create_transfer(
+    identity: WorkerIdentity, options: EngineOptions, pages: Tensor, *, on_event: Callable[[TransferEvent], None]
+) -> KVTransfer:
+    """The transfer thread over `pages`, not yet started. Raises ConfigError for sizes that cannot work."""
+    slots = options.staging_memory // options.slot_bytes
+    if slots < 2:
+        raise ConfigError(
+            f"holds {slots} slots of {options.slot_bytes} bytes; at least 2 are needed", field="--staging-memory"
+        )
+    return KVTransfer(
+        transport=create_transport(options.transport, f"{identity.worker_id}/{identity.incarnation}"),
+        pages=pages,
+        staging_slots=slots,
+        slot_bytes=options.slot_bytes,
+        send_buffers=SEND_BUFFERS,
+        incarnation=identity.incarnation,
+        checksum=options.checksum,
+        on_event=on_event,
+    )
+
+
+def staging_counts(counters: TransferCounters) -> StagingCounts:
+    staging = counters.staging
+    return StagingCounts(
+        total=staging.total, free=staging.free, granted=staging.granted, quarantined=staging.quarantined
+    )

@@ -1,0 +1,135 @@
+"""A prompt that a decode worker wants the KV of, and how far it is. Plain values; no tensors, no protobuf."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.engine.block_table import BlockTable
+from common.hashing import BlockHash
+from common.sampling import SampledToken, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequest:
+    """What a decode worker asks for; see RunRequest in prefill.proto."""
+
+    #: Incarnation of the decode worker.
+    peer: str
+    transfer_id: int
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    #: KV of [first_token, len(prompt_ids)) is sent.
+    first_token: int
+    #: Choices whose first output token is wanted.
+    first_choices: tuple[int, ...]
+    params: SamplingParams
+    cache_salt: str
+    traceparent: str
+
+
+@dataclass(slots=True)
+class PrefillJob:
+    """A request inside the engine."""
+
+    request: PrefillRequest
+    table: BlockTable
+    hashes: Sequence[BlockHash]
+    #: time.monotonic() when it came, was admitted, and when its last layer was computed.
+    arrived: float
+    admitted: float | None = None
+    computed: float | None = None
+    cancelled: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        return self.num_prompt_tokens - self.table.num_computed
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """The first output token of each wanted choice."""
+
+    peer: str
+    transfer_id: int
+    tokens: Sequence[tuple[int, SampledToken]]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    peer: str
+    transfer_id: int
+    tokens_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The one terminal event of a request: nothing of it is being written any more."""
+
+    peer: str
+    transfer_id: int
+    #: "ok", "cancelled", "shortage", "rejected" or "failed".
+    outcome: str
+    message: str = ""
+    messages: int = 0
+    bytes: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    prefill_seconds: float = 0.0
+    since_compute_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+
+
+PrefillOutput = FirstTokens | Progressed | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Command: take over a request."""
+
+    request: PrefillRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Command: stop one transfer of a peer; unknown ones are ignored (they have ended)."""
+
+    peer: str
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """Command: the stream to this decode worker has closed."""
+
+    peer: str
+
+
+@dataclass(slots=True)
+class Figures:
+    """Counts since start."""
+
+    accepted: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    tokens_computed: int = 0
+    tokens_cached: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """State of the engine after its last step or command."""
+
+    free: int
+    cached: int
+    owned: int
+    running: int
+    waiting: int
+    queued_tokens: int
+    tokens_per_second: float
+    figures: Figures = field(default_factory=Figures)

@@ -1,0 +1,278 @@
+"""The prefill engine: chunked prefill with the KV of each layer sent while the next ones compute.
+
+Life of a job, all on the engine thread:
+
+1. `Run` arrives: validated, queued.
+2. Admitted: blocks reserved, the cached prefix found; its KV goes out at once.
+3. Each step computes a chunk; after each layer the transfer thread is told that the layer's KV is final.
+4. After the last chunk the first token of each wanted choice is drawn and reported, and the send is closed.
+5. `SendFinished` comes from the transfer thread: blocks go back to the pool (still cached), `Ended` is reported.
+
+Cancel, a lost peer and a failed write lead to step 5 from wherever the job is.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from kv_store.transfer.worker import KVTransfer
+
+from common.engine.batch import SequenceChunk
+from common.engine.block_pool import BlockPool
+from common.engine.block_table import BlockTable
+from common.engine.runner import ModelRunner
+from common.engine.sampler import Sampler, SampleRow
+from common.engine.scheduling import SpeedMeter, StepPacer, TokenBudget
+from common.hashing import block_hashes
+from kv_store.transfer.events import PeerLost, SendFinished
+from prefill_svc.request import (
+    Cancel,
+    Ended,
+    Figures,
+    FirstTokens,
+    PeerGone,
+    PrefillJob,
+    PrefillOutput,
+    PrefillRequest,
+    Progressed,
+    Run,
+    Snapshot,
+)
+from prefill_svc.scheduler import Chunk, PrefillScheduler
+
+
+class PrefillEngine:
+    """Everything that the engine thread owns: pool, scheduler, runner, sampler and the jobs.
+
+    `emit` gets the outputs of each step or command in one call and must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        sampler: Sampler,
+        pool: BlockPool,
+        transfer: KVTransfer,
+        pacer: StepPacer,
+        max_batch_size: int,
+        max_prompt_tokens: int,
+        max_waiting: int,
+        emit: Callable[[Sequence[PrefillOutput]], None],
+    ) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._pool = pool
+        self._transfer = transfer
+        self._pacer = pacer
+        self._scheduler = PrefillScheduler(max_batch_size=max_batch_size)
+        self._max_prompt_tokens = max_prompt_tokens
+        self._max_waiting = max_waiting
+        self._emit = emit
+        self._num_layers = runner.kv_cache.spec.num_layers
+        self._jobs: dict[tuple[str, int], PrefillJob] = {}
+        self._outputs: list[PrefillOutput] = []
+        self._figures = Figures()
+        self._speed = SpeedMeter()
+        self.snapshot = self._take_snapshot()
+
+    # --- commands ----------------------------------------------------------------------------------
+
+    def handle(self, command: object) -> None:
+        match command:
+            case Run(request):
+                self._accept(request)
+            case Cancel(peer, transfer_id):
+                self._cancel(peer, transfer_id)
+            case PeerGone(peer):
+                self._peer_gone(peer)
+            case SendFinished():
+                self._send_finished(command)
+            case PeerLost():
+                # The pair's stream tells the same; a lost peer's sends end by SendFinished.
+                pass
+            case _:
+                raise AssertionError(f"unknown command {type(command).__name__}")
+        self._flush()
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def _accept(self, request: PrefillRequest) -> None:
+        key = (request.peer, request.transfer_id)
+        refusal = self._refusal(request)
+        if refusal is not None:
+            outcome, message = refusal
+            self._outputs.append(Ended(request.peer, request.transfer_id, outcome, message))
+            return
+        hashes = block_hashes(request.prompt_ids, self._pool.block_size, request.cache_salt)
+        table = BlockTable(self._pool, request.cache_salt)
+        job = PrefillJob(request, table, hashes, arrived=time.monotonic())
+        self._jobs[key] = job
+        self._scheduler.add(job)
+        self._figures.accepted += 1
+
+    def _refusal(self, request: PrefillRequest) -> tuple[str, str] | None:
+        if (request.peer, request.transfer_id) in self._jobs:
+            return "rejected", f"transfer {request.transfer_id} is already running"
+        length = len(request.prompt_ids)
+        if not 0 < length <= self._max_prompt_tokens:
+            return "rejected", f"a prompt of {length} tokens; this worker holds 1 to {self._max_prompt_tokens}"
+        if not 0 <= request.first_token < length:
+            return "rejected", f"first_token {request.first_token} is outside a prompt of {length} tokens"
+        if self._scheduler.num_waiting >= self._max_waiting:
+            return "shortage", f"{self._max_waiting} prompts are waiting already"
+        return None
+
+    def _cancel(self, peer: str, transfer_id: int) -> None:
+        job = self._jobs.get((peer, transfer_id))
+        if job is None or job.cancelled:
+            return
+        job.cancelled = True
+        self._scheduler.remove(job)
+        if job.admitted is None:
+            self._end(job, Ended(peer, transfer_id, "cancelled"))
+        else:
+            self._transfer.abort_send(transfer_id)
+
+    def _peer_gone(self, peer: str) -> None:
+        for key in [key for key in self._jobs if key[0] == peer]:
+            self._cancel(*key)
+
+    def _send_finished(self, event: SendFinished) -> None:
+        job = self._jobs.get((event.peer, event.transfer_id))
+        assert job is not None, f"send {event.transfer_id} to {event.peer} finished twice or was never opened"
+        self._scheduler.remove(job)
+        outcome = (
+            "cancelled" if job.cancelled else {"ok": "ok", "aborted": "cancelled", "failed": "failed"}[event.outcome]
+        )
+        computed = job.computed if job.computed is not None else time.monotonic()
+        self._end(
+            job,
+            Ended(
+                event.peer,
+                event.transfer_id,
+                outcome,
+                event.reason,
+                messages=event.messages,
+                bytes=event.bytes,
+                cached_tokens=job.table.num_cached,
+                computed_tokens=job.table.num_computed - job.table.num_cached,
+                prefill_seconds=computed - job.arrived,
+                since_compute_seconds=time.monotonic() - computed,
+                transfer_seconds=event.transfer_seconds,
+            ),
+        )
+
+    def _end(self, job: PrefillJob, ended: Ended) -> None:
+        del self._jobs[(ended.peer, ended.transfer_id)]
+        job.table.release()
+        counted = {"ok": "finished", "cancelled": "cancelled"}.get(ended.outcome, "failed")
+        setattr(self._figures, counted, getattr(self._figures, counted) + 1)
+        self._outputs.append(ended)
+
+    # --- steps -------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Admit what fits and compute one batch of chunks. False if there was nothing to compute."""
+        for job in self._scheduler.admit():
+            self._start(job)
+        chunks = self._scheduler.next_chunks(TokenBudget(self._pacer.budget()))
+        if chunks:
+            self._compute(chunks)
+        self._flush()
+        return bool(chunks)
+
+    def _start(self, job: PrefillJob) -> None:
+        """Open the send, and let the cached part of the prefix travel first."""
+        request = job.request
+        job.admitted = time.monotonic()
+        self._figures.tokens_cached += job.table.num_cached
+        self._transfer.open_send(request.transfer_id, request.peer, job.num_prompt_tokens, request.first_token)
+        sent_as = self._begin_send(job, 0, job.table.num_cached)
+        if sent_as is not None:
+            self._transfer.layers_ready([sent_as], self._num_layers)
+
+    def _begin_send(self, job: PrefillJob, start: int, end: int) -> int | None:
+        """Announce [start, end) to the transfer thread, less what the peer holds; None if nothing is left."""
+        start = max(start, job.request.first_token)
+        if start >= end:
+            return None
+        return self._transfer.begin_chunk(job.request.transfer_id, start, job.table.slots(start, end))
+
+    def _compute(self, chunks: Sequence[Chunk]) -> None:
+        begun = time.monotonic()
+        sends = [chunk_id for c in chunks if (chunk_id := self._begin_send(c.job, c.start, c.end)) is not None]
+
+        def layer_done(layer: int, event: torch.cuda.Event | None) -> None:
+            self._transfer.layers_ready(sends, layer + 1, event)
+
+        logits = self._runner.run([_to_sequence_chunk(chunk) for chunk in chunks], layer_done if sends else None)
+        self._draw_first_tokens([chunk.job for chunk in chunks if _wants_logits(chunk)], logits)
+        for chunk in chunks:
+            self._advance(chunk)
+        self._record(sum(c.end - c.start for c in chunks), time.monotonic() - begun)
+
+    def _draw_first_tokens(self, jobs: Sequence[PrefillJob], logits: torch.Tensor) -> None:
+        """One logits row per job, several choices per row; each choice has its own random stream."""
+        rows = [
+            (index, SampleRow(job.request.params, choice, 0, job.request.prompt_ids, ()))
+            for index, job in enumerate(jobs)
+            for choice in job.request.first_choices
+        ]
+        if not rows:
+            return
+        sampled = iter(self._sampler.sample(logits[[index for index, _ in rows]], [row for _, row in rows]))
+        for job in jobs:
+            tokens = [(choice, next(sampled)) for choice in job.request.first_choices]
+            self._outputs.append(FirstTokens(job.request.peer, job.request.transfer_id, tokens))
+
+    def _advance(self, chunk: Chunk) -> None:
+        job = chunk.job
+        job.table.commit(job.request.prompt_ids[chunk.start : chunk.end])
+        if chunk.last:
+            job.computed = time.monotonic()
+            self._scheduler.remove(job)
+            self._transfer.close_send(job.request.transfer_id)
+        else:
+            self._outputs.append(Progressed(job.request.peer, job.request.transfer_id, chunk.end))
+
+    def _record(self, num_tokens: int, seconds: float) -> None:
+        self._pacer.record(num_tokens, seconds)
+        self._speed.record(num_tokens, seconds)
+        self._figures.tokens_computed += num_tokens
+        self._figures.steps += 1
+        self._figures.busy_seconds += seconds
+
+    # --- outputs -----------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self.snapshot = self._take_snapshot()
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._emit(outputs)
+
+    def _take_snapshot(self) -> Snapshot:
+        counts = self._pool.counts()
+        return Snapshot(
+            free=counts.free,
+            cached=counts.cached,
+            owned=counts.owned,
+            running=len(self._jobs) - self._scheduler.num_waiting,
+            waiting=self._scheduler.num_waiting,
+            queued_tokens=self._scheduler.queued_tokens,
+            tokens_per_second=self._speed.rate(),
+            figures=replace(self._figures),
+        )
+
+
+def _to_sequence_chunk(chunk: Chunk) -> SequenceChunk:
+    prompt_ids = chunk.job.request.prompt_ids
+    return SequenceChunk(
+        prompt_ids[chunk.start : chunk.end], chunk.start, chunk.job.table.blocks, wants_logits=_wants_logits(chunk)
+    )
+
+
+def _wants_logits(chunk: Chunk) -> bool:
+    return chunk.last and bool(chunk.job.request.first_choices)
