@@ -46,6 +46,8 @@ class Transport(Protocol):
     kind: str
     #: Unique name of this side.
     agent: str
+    #: Whether `disconnect` also ends what the peer can still write here; if not, only its death proves that.
+    revokes_on_disconnect: bool
 
     def register_staging(self, memory: Tensor) -> None:
         """Let peers write into `memory` (uint8, contiguous). Once, before `metadata`."""
@@ -56,7 +58,7 @@ class Transport(Protocol):
         ...
 
     def metadata(self) -> bytes:
-        """What a peer needs for `connect`."""
+        """What a peer needs for `connect`. Any thread may ask."""
         ...
 
     def connect(self, peer: str, metadata: bytes, staging_base: int) -> None:
@@ -68,7 +70,7 @@ class Transport(Protocol):
         ...
 
     def write(self, peer: str, source_offset: int, offset: int, length: int, notification: bytes) -> WriteHandle:
-        """Copy source[source_offset:+length] to the peer's staging[offset:+length], then notify it.
+        """Copy source[source_offset:+length] to the peer's staging[offset:+length], then notify it (never empty).
 
         Raises PeerUnreachable if the peer is not connected or is known to be gone.
         """
