@@ -23,24 +23,31 @@ from common.sampling import SamplingParams
 def draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """Draw a token id for each row of `logits` [R, vocab], float32, whose row maxima are finite."""
     params = [row.params for row in rows]
-    probs = _probabilities(logits, [p.temperature for p in params])
-    _apply_min_p(probs, [p.min_p for p in params])
-    if logits.device.type == "cpu":
-        for row, param in enumerate(params):
-            if _has_cut(param, logits.shape[1]):
-                cut_row(logits[row].numpy(), probs[row].numpy(), param)
-    elif any(_has_cut(param, logits.shape[1]) for param in params):
-        probs = cut_rows(logits, probs, params)
+    probs = filtered_probabilities(logits, params)
     numbers = uniforms([p.seed for p in params], [r.choice for r in rows], [r.output_index for r in rows])
     return _inverse_cdf(probs, torch.from_numpy(numbers).to(logits.device))
 
 
+def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """float64 [R, vocab]: softmax of logits / temperature, 0 where a filter removed the token; not renormalized."""
+    probs = _probabilities(logits, [p.temperature for p in params])
+    _apply_min_p(probs, [p.min_p for p in params])
+    cut = [row for row, param in enumerate(params) if _has_cut(param, logits.shape[1])]
+    if logits.device.type == "cpu":
+        for row in cut:
+            cut_row(logits[row].numpy(), probs[row].numpy(), params[row])
+    elif cut:
+        probs = cut_rows(logits, probs, params)
+    return probs
+
+
 def _probabilities(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
-    """float64 [R, vocab] softmax of logits / temperature; the maximum goes first, so nothing can overflow."""
-    scaled = logits.double()
-    scaled -= logits.amax(dim=-1, keepdim=True)
-    scaled /= _column(temperatures, logits.device)
-    return torch.softmax(scaled, dim=-1)
+    """float64 [R, vocab] softmax of logits / temperature.
+
+    A float32 divided by the smallest temperature that is not greedy is far from float64's limits, and softmax
+    subtracts the maximum, so nothing overflows.
+    """
+    return torch.softmax(logits / _column(temperatures, logits.device), dim=-1)
 
 
 def _apply_min_p(probs: Tensor, min_ps: Sequence[float]) -> None:
@@ -55,34 +62,33 @@ def _has_cut(params: SamplingParams, vocab_size: int) -> bool:
 
 
 def cut_row(logits: NDArray[np.float32], probs: NDArray[np.float64], params: SamplingParams) -> None:
-    """Apply top_k and top_p to one row [vocab]: zero in place the probabilities of what they remove.
+    """Apply top_k and top_p to one row [vocab], after min_p: zero in place the probabilities of what they remove.
 
     Only values are sorted, and only those that can matter; ties at the end of the head are settled by id.
     """
     vocab_size = len(logits)
-    total = float(np.cumsum(probs)[-1])
+    # Mass of all that is left, in units of the best token's, where it is not just the head.
+    whole = None
     if 0 < params.top_k < vocab_size:
-        first = vocab_size - params.top_k
-        head = np.partition(logits, first)[first:]
+        head = torch.from_numpy(logits).topk(params.top_k, sorted=False).values.numpy()
+    elif params.min_p > 0.0:
+        head = logits[np.flatnonzero(probs)]
     else:
-        # Tokens below this floor have less than 1 - top_p together: the head never reaches them.
-        head = logits[probs >= (1.0 - params.top_p) * total / vocab_size]
+        # Tokens below this floor have less than 1 - top_p together: the nucleus never reaches them.
+        head = logits[np.flatnonzero(probs >= (1.0 - params.top_p) / vocab_size)]
+        whole = 1.0 / float(probs.max())
     head = np.sort(head)[::-1]
-    count = len(head)
-    if params.top_p < 1.0:
-        count = _nucleus_size(head, float(probs.max()), total, params)
+    count = _nucleus_size(head, whole, params) if params.top_p < 1.0 else len(head)
     _keep_best(logits, probs, head[count - 1], count)
 
 
-def _nucleus_size(head: NDArray[np.float32], best_prob: float, total: float, params: SamplingParams) -> int:
+def _nucleus_size(head: NDArray[np.float32], whole: float | None, params: SamplingParams) -> int:
     """How many of `head` (logits, best first) it takes until they hold top_p of the mass."""
     weights = np.exp((head.astype(np.float64) - np.float64(head[0])) / params.temperature)
     weights[weights < params.min_p] = 0.0
     mass = np.cumsum(weights)
-    # With top_k the head is all there is; without, it is a part of the row, whose mass in these units (the best
-    # token weighs 1) is total / best_prob.
-    whole = mass[-1] if params.top_k else total / best_prob
-    return min(int(np.searchsorted(mass, params.top_p * whole)) + 1, len(head))
+    wanted = params.top_p * (mass[-1] if whole is None else whole)
+    return min(int(np.searchsorted(mass, wanted)) + 1, len(head))
 
 
 def _keep_best(logits: NDArray[np.float32], probs: NDArray[np.float64], last: np.float32, count: int) -> None:
@@ -119,7 +125,8 @@ def _inverse_cdf(probs: Tensor, numbers: Tensor) -> list[int]:
     tokens = torch.searchsorted(cdf, target, right=True)
     # A parallel cumsum need not be flat where probabilities are 0: never draw a token that was removed.
     removed = probs.gather(-1, tokens) == 0.0
-    tokens = torch.where(removed, probs.argmax(dim=-1, keepdim=True), tokens)
+    if bool(removed.any()):
+        tokens = torch.where(removed, probs.argmax(dim=-1, keepdim=True), tokens)
     return [int(token) for token in tokens[:, 0].tolist()]
 
 
