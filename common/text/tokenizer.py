@@ -1,7 +1,7 @@
 """Text to token ids and back for one model folder, on the `tokenizers` library. Knows no model, template or stream.
 
-Begin and end tokens are added as Hugging Face does: by the post-processor of tokenizer.json, unless
-tokenizer_config.json says `add_bos_token` or `add_eos_token`, which then decide alone.
+Begin and end tokens are added as Hugging Face does: by the post-processor of tokenizer.json alone
+(`add_bos_token` and `add_eos_token` of tokenizer_config.json are for folders without that file).
 
 Text that spells a special token (`<|im_end|>`) becomes that token, as with Hugging Face and vLLM, unless
 `encode(..., parse_special=False)` asks for the letters. Completions parse, so that a prompt can be rendered by hand;
@@ -12,18 +12,15 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from common.errors import ModelError
 from common.text.token_bytes import PieceBytes, piece_decoder
 from common.text.tokenizer_files import (
-    CONFIG_FILE,
     TOKENIZER_FILE,
     SpecialTokens,
-    read_json,
     read_special_tokens,
     tokenizer_fingerprint,
 )
@@ -62,7 +59,7 @@ class Tokenizer:
         library.no_truncation()
         library.no_padding()
         special = read_special_tokens(folder)
-        _apply_begin_and_end(library, read_json(folder / CONFIG_FILE), special)
+        _mark_as_special(library, special)
         return cls(library, special, piece_decoder(json.loads(library.to_str()).get("decoder")))
 
     @property
@@ -140,14 +137,9 @@ def _alternatives(texts: list[str]) -> str:
     return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)"
 
 
-def _apply_begin_and_end(library: tokenizers.Tokenizer, config: dict[str, Any], special: SpecialTokens) -> None:
-    """Replace the post-processor if the configuration decides about begin and end tokens."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    before = special.bos if config.get("add_bos_token") else None
-    after = special.eos if config.get("add_eos_token") else None
-    known = [(token, library.token_to_id(token)) for token in (before, after) if token is not None]
-    if missing := [token for token, id_ in known if id_ is None]:
-        raise ModelError(f"the begin or end token {missing[0]!r} is not in the vocabulary")
-    single = [token for token in (before, "$A", after) if token is not None]
-    library.post_processor = TemplateProcessing(single=single, pair=[*single, "$B"], special_tokens=known)
+def _mark_as_special(library: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+    """Named special tokens are special even if tokenizer.json holds them as plain vocabulary."""
+    added = {token.content for token in library.get_added_tokens_decoder().values()}
+    named = (special.bos, special.eos, special.unk, special.pad)
+    missing = [text for text in named if text and text not in added and library.token_to_id(text) is not None]
+    library.add_special_tokens(missing)

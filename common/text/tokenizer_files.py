@@ -80,16 +80,14 @@ def _template_entries(value: object) -> dict[str, str]:
 
 
 def tokenizer_fingerprint(folder: Path) -> str:
-    """Hex digest over everything that turns text into tokens: tokenizer, begin and end options, chat templates.
+    """Hex digest over everything that turns text into tokens: tokenizer, special tokens, chat templates.
 
     Equal for two copies of a folder, whatever their file times, formatting of the JSON or unrelated settings.
     """
-    config = read_json(folder / CONFIG_FILE)
     special = read_special_tokens(folder)
     content = {
         "tokenizer": read_json(folder / TOKENIZER_FILE),
         "special": [special.bos, special.eos, special.unk, special.pad],
-        "options": {name: config.get(name) for name in ("add_bos_token", "add_eos_token")},
         "templates": read_chat_templates(folder),
     }
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))

@@ -1,0 +1,87 @@
+"""Runs the HTTP and gRPC edges for real, on free ports, over a given dispatcher."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from opentelemetry.trace import Tracer
+from prometheus_client import CollectorRegistry
+
+from common.pb.tandem.v1 import inference_pb2_grpc
+from common.rpc.server import RpcServer
+from gateway.accounting import EdgeMetrics
+from gateway.generation import Dispatcher
+from gateway.http.app import HttpServices, create_app
+from gateway.http.services import HttpOptions
+from gateway.rpc import InferenceServicer
+from gateway.serving import ServingModel
+from tests.common.text.model_folders import byte_level_folder
+
+
+def tiny_model(folder: Path, **config: Any) -> ServingModel:
+    """A served model made of a tiny tokenizer folder; `config` goes to `byte_level_folder`."""
+    return ServingModel.load(byte_level_folder(folder, **config), "tiny", aliases=("tiny/alias",))
+
+
+@dataclass(slots=True)
+class Edge:
+    """A running HTTP edge."""
+
+    url: str
+    metrics: EdgeMetrics
+    readiness: tuple[bool, str] = (True, "")
+    host: str = "127.0.0.1"
+    port: int = field(default=0)
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@asynccontextmanager
+async def running_http(
+    model: ServingModel,
+    dispatcher: Dispatcher,
+    *,
+    options: HttpOptions | None = None,
+    tracer: Tracer | None = None,
+) -> AsyncIterator[Edge]:
+    """uvicorn in this event loop; stops when the block is left."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    edge = Edge(f"http://127.0.0.1:{port}", EdgeMetrics(CollectorRegistry()), port=port)
+    services = HttpServices(model, dispatcher, edge.metrics, lambda: edge.readiness, options or HttpOptions())
+    if tracer is not None:
+        services = HttpServices(model, dispatcher, edge.metrics, services.ready, services.options, tracer)
+    config = uvicorn.Config(create_app(services), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:
+            assert not serving.done(), serving
+            await asyncio.sleep(0.01)
+        yield edge
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+@asynccontextmanager
+async def running_grpc(
+    model: ServingModel, dispatcher: Dispatcher, *, tracer: Tracer | None = None
+) -> AsyncIterator[tuple[str, EdgeMetrics]]:
+    """The production gRPC server with the servicer; yields its address."""
+    metrics = EdgeMetrics(CollectorRegistry())
+    server = RpcServer()
+    servicer = InferenceServicer(model, dispatcher, metrics, tracer)
+    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server.grpc)
+    port = await server.start("127.0.0.1", 0, ["tandem.v1.Inference"])
+    try:
+        yield f"127.0.0.1:{port}", metrics
+    finally:
+        await server.stop(0)
