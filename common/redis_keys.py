@@ -48,6 +48,10 @@ class Keys:
         """Sorted set: tenant with waiting entries of that class -> its virtual time."""
         return f"{self._prefix}:queue:active:{request_class}"
 
+    def idle(self, request_class: str) -> str:
+        """Hash: tenant that waits for nothing now -> its virtual time, kept while others of the class wait."""
+        return f"{self._prefix}:queue:idle:{request_class}"
+
     @property
     def grants(self) -> str:
         """Hash: request id -> admitted request as JSON."""
