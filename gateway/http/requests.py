@@ -16,7 +16,7 @@ from gateway.http.schemas import ChatCompletionBody, ChatMessage, CompletionBody
 from gateway.options import GenerationOptions
 from gateway.prompts import chat_ids, text_ids
 from gateway.serving import ServingModel
-from gateway.validation import MAX_CHOICES, PreparedRequest, check_options, check_prompt, prepare
+from gateway.validation import MAX_CHOICES, RANGES, PreparedRequest, check_options, check_prompt, prepare
 
 _TOKEN_KEY = re.compile(r"-?[0-9]{1,19}")
 
@@ -143,6 +143,9 @@ def _mode(body: GenerationBody) -> StreamMode:
 
 def _chat_top(body: ChatCompletionBody) -> int | None:
     """`logprobs` switches them on, `top_logprobs` says how many alternatives."""
+    low, high = RANGES["logprobs"]
+    if body.top_logprobs is not None and not low <= body.top_logprobs <= high:
+        raise InvalidRequest(f"top_logprobs must be a number from {low:g} to {high:g}", field="top_logprobs")
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:

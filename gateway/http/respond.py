@@ -53,8 +53,15 @@ class GenerationResponse(Response):
         self._streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = asyncio.Event()
+
+        async def noting_send(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                complete.set()
+            await send(message)
+
         try:
-            await _while_connected(receive, self._answer(scope, receive, send))
+            await _while_connected(receive, complete, self._answer(scope, receive, noting_send))
         except Cancelled:
             self._record.finish(str(CLIENT_CLOSED_REQUEST))
             if not self._streaming:
@@ -117,15 +124,18 @@ def _event(body: Json) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`; cancels it, waits for it and raises Cancelled as soon as the client is gone."""
+async def _while_connected(receive: Receive, complete: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`; cancels it, waits for it and raises Cancelled as soon as the client is gone.
+
+    Servers report the end of a complete response as a disconnect too: with `complete` set, `work` may end in peace.
+    """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if not working.done() and not complete.is_set():
             raise Cancelled("the client left")
-        working.result()
+        await working
     finally:
         working.cancel()
         watching.cancel()
