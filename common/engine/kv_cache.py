@@ -58,8 +58,8 @@ class KVCache:
 
     def __init__(self, spec: KVSpec, device: torch.device) -> None:
         self.spec = spec
-        self.device = device
         self.data = _allocate(spec, device)
+        self.device = self.data.device
         self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,8 @@ class ModelRunner:
         Returns fp32 logits [R, vocab] on the model's device, one row per chunk that wants them, in their order.
         """
         batch = build_batch(chunks, self.kv_cache.spec.block_size, self.model.device)
+        longest = self.model.config.max_length
+        assert batch.max_seq_len <= longest, f"a sequence of {batch.max_seq_len} tokens; the model ends at {longest}"
         announce = None if on_layer is None else self._announcer(on_layer)
         return self.model.logits(self.model.forward(batch, self.kv_cache, announce))
 

@@ -81,9 +81,9 @@ class CausalLM:
             x, residual = self.kernels.add_rms_norm(layer.mlp(x), residual, next_norm, eps)
         return x
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: samplers change logits in place
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, hidden] as `forward` returns it -> fp32 [R, vocab]."""
+        """hidden [R, hidden] as `forward` returns it -> fp32 [R, vocab], the caller's to change."""
         if hidden.shape[0] == 0:
             return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         return self._lm_head(hidden).float()

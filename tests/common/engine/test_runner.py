@@ -1,9 +1,11 @@
 """The runner: what it returns, warm-up."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from common.engine.kv_cache import KVCache, KVSpec
+from common.engine.kv_cache import KVCache, KVSpec, num_blocks_for
 from common.engine.loader import load_model
 from common.engine.memory import CPU_DEFAULT_BYTES, KVMemory, kv_memory_bytes
 from common.engine.models.decoder import CausalLM
@@ -43,3 +45,24 @@ def test_default_memory_is_modest(small_model: CausalLM) -> None:
     granted = kv_memory_bytes(KVMemory(), small_model, block_size=16, max_step_tokens=256)
     assert 0 < granted <= CPU_DEFAULT_BYTES
     assert kv_memory_bytes(KVMemory(num_bytes=4096), small_model, block_size=16, max_step_tokens=256) == 4096
+
+
+def test_logits_may_be_changed_in_place(small_model: CausalLM) -> None:
+    driver = SequenceDriver(small_model)
+    logits = driver.runner.run([driver.chunk(driver.sequence([5, 6]))])
+    logits.masked_fill_(logits < 0, 0.0)
+    assert not logits.is_inference()
+
+
+def test_a_sequence_beyond_the_models_length_is_a_broken_invariant(small_model: CausalLM) -> None:
+    driver = SequenceDriver(small_model)
+    with pytest.raises(AssertionError, match=f"{MAX_LENGTH + 1} tokens; the model ends at {MAX_LENGTH}"):
+        driver.prefill(driver.sequence(prompt(MAX_LENGTH + 1, 300)))
+
+
+def test_real_memory_of_a_cache_follows_its_size(small_model: CausalLM) -> None:
+    granted = 1 << 20
+    spec = KVSpec.for_model(small_model.config, dtype=small_model.dtype, block_size=16, num_blocks=0)
+    blocks = num_blocks_for(granted, spec)
+    cache = KVCache(replace(spec, num_blocks=blocks), CPU)
+    assert granted - spec.bytes_per_block < cache.data.nbytes <= granted
