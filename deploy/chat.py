@@ -1,0 +1,121 @@
+"""`tandem chat`: a conversation in the terminal, with any server that speaks OpenAI."""
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import click
+import httpx
+
+from common.config import option
+from common.errors import NoWorker, TandemError
+from deploy.sse import EventParser
+
+#: Between two pieces of an answer; the first may wait in a queue for long.
+READ_SECONDS = 300.0
+HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer"
+
+
+@click.command(short_help="Talk to a model in the terminal.")
+@option("--url", default="http://127.0.0.1:8000", help="A server that speaks OpenAI.")
+@option("--model", help="Model's name there; default: the first that it lists.")
+@option("--api-key", default="", show_default=False, help="Key to send, if the server wants one.")
+@option("--system", help="System message.")
+@option("--temperature", type=click.FloatRange(0), help="Sampling temperature; default: the server's.")
+@option("--max-tokens", type=click.IntRange(1), default=512, help="Longest answer, in tokens.")
+def command(url: str, model: str | None, api_key: str, system: str | None, **sampling: float | None) -> None:
+    """Talk to a model in the terminal: /reset forgets the conversation, /quit leaves, Ctrl-C stops an answer."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = httpx.Timeout(10.0, read=READ_SECONDS)
+    with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout) as client:
+        name = model or first_model(client)
+        click.echo(f"{name} at {url} ({HELP})")
+        chosen = {key: value for key, value in sampling.items() if value is not None}
+        Conversation(client, {"model": name, **chosen}, system).run()
+
+
+class Conversation:
+    """The turns so far, and what to send besides them with each request."""
+
+    def __init__(self, client: httpx.Client, options: dict[str, Any], system: str | None) -> None:
+        self._client = client
+        self._options = options
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._opening)
+
+    def run(self) -> None:
+        """Read lines until /quit or the end of input."""
+        while (line := _read_line()) is not None and line != "/quit":
+            if line == "/reset":
+                self._messages = list(self._opening)
+            elif line.startswith("/"):
+                click.echo(HELP)
+            elif line:
+                self._turn(line)
+
+    def _turn(self, text: str) -> None:
+        """One question and its answer, which may be cut short; a failed one leaves the conversation as it was."""
+        self._messages.append({"role": "user", "content": text})
+        answer = ""
+        try:
+            # Leaving the stream closes the connection, which cancels the request on the server.
+            with contextlib.closing(self._stream()) as pieces:
+                for piece in pieces:
+                    answer += piece
+                    click.echo(piece, nl=False)
+        except KeyboardInterrupt:
+            click.echo(" [stopped]", nl=False)
+        except (TandemError, httpx.HTTPError) as error:
+            click.echo(f"error: {error or type(error).__name__}", err=True)
+        click.echo()
+        if answer:
+            self._messages.append({"role": "assistant", "content": answer})
+        else:
+            self._messages.pop()
+
+    def _stream(self) -> Generator[str, None, None]:
+        body = {**self._options, "messages": self._messages, "stream": True}
+        with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            if answer.is_error:
+                answer.read()
+                raise NoWorker(_message(answer))
+            parser = EventParser()
+            for chunk in answer.iter_bytes():
+                for event in parser.feed(chunk):
+                    yield _text(event)
+
+
+def first_model(client: httpx.Client) -> str:
+    """Name of the first model that the server lists.
+
+    Raises:
+        NoWorker: the server cannot be reached or lists none.
+    """
+    try:
+        answer = client.get("/v1/models")
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
+        raise NoWorker(f"{client.base_url} lists no model: {error}") from error
+
+
+def _read_line() -> str | None:
+    try:
+        return input("> ").strip()
+    except (EOFError, KeyboardInterrupt):
+        click.echo()
+        return None
+
+
+def _text(event: Any) -> str:
+    if error := event.get("error"):
+        raise NoWorker(str(error.get("message", error)))
+    choices = event.get("choices") or [{}]
+    return str(choices[0].get("delta", {}).get("content") or "")
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"{answer.status_code} {answer.reason_phrase}"
