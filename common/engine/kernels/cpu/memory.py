@@ -31,7 +31,7 @@ class HugePageArena:
 
 def map_region(num_bytes: int) -> Tensor:
     """An fp32 tensor of at least `num_bytes`, on huge pages if the kernel gives them, starting at one."""
-    region = mmap.mmap(-1, -(-num_bytes // HUGE_PAGE + 1) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region = mmap.mmap(-1, (-(-num_bytes // HUGE_PAGE) + 1) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         region.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(region, dtype=torch.float32)  # keeps the mapping alive
