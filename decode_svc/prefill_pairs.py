@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from kv_store.transfer.worker import KVTransfer
 
 from common.errors import ManifestMismatch, TandemError
 from common.manifest import require_match
@@ -26,6 +25,7 @@ from common.rpc.channel import open_channel
 from common.rpc.convert import sampled_from_proto, sampling_to_proto
 from decode_svc.messages import CancelOut, FirstArrived, PrefillEnded, PrefillOut, PrefillProgressed, RunOut
 from kv_store.staging import SlotGrant
+from kv_store.transfer.worker import KVTransfer
 from kv_store.transport.base import PeerUnreachable
 
 _log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from decode_svc.validation import RequestLimits
 from decode_svc.worker import DecodeEngine
 from kv_store.setup import create_transfer, staging_counts
 from kv_store.transfer.events import CreditsReady, PeerLost, TransferEvent
-from kv_store.transport.select import attach
+from kv_store.transport.select import advertise, attach, create_transport
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +83,14 @@ class DecodeProcess:
             tracing.close()
 
     def _build(self, parts: EngineParts, tracing: Tracing) -> None:
+        agent = f"{self._identity.worker_id}/{self._identity.incarnation}"
+        self._transport = create_transport(self._engine_options.transport, agent)
         self._transfer = create_transfer(
-            self._identity, self._engine_options, parts.runner.kv_cache.data, on_event=self._on_transfer_event
+            self._transport,
+            self._identity.incarnation,
+            self._engine_options,
+            parts.runner.kv_cache.data,
+            on_event=self._on_transfer_event,
         )
         self._pairs = PrefillPairs(
             worker_id=self._identity.worker_id,
@@ -130,11 +136,11 @@ class DecodeProcess:
         self._server = RpcServer()
         decode_pb2_grpc.add_DecodeServicer_to_server(self._servicer, self._server.grpc)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._worker_servicer, self._server.grpc)
-        attach(self._transfer.transport, self._server.grpc)
+        attach(self._transport, self._server.grpc)
         self._transfer.start()
         self._engine_loop.start()
         self._address = await listen(self._server, self._options, _SERVICES)
-        self._transfer.advertise(self._address)
+        advertise(self._transport, self._address)
         self._state = WorkerState.WORKER_STATE_READY
         metrics = CollectorRegistry()
         metrics.register(StatusCollector(self.status))

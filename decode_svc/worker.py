@@ -20,7 +20,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import torch
-from kv_store.transfer.worker import KVTransfer
 
 from common.engine.batch import SequenceChunk
 from common.engine.block_pool import BlockPool
@@ -60,6 +59,7 @@ from decode_svc.request import (
 from decode_svc.scheduler import DecodeScheduler, Work
 from decode_svc.validation import RequestLimits, check_request
 from kv_store.transfer.events import PeerLost, ReceiveFinished
+from kv_store.transfer.worker import KVTransfer
 
 
 class DecodeEngine:
@@ -326,12 +326,11 @@ class DecodeEngine:
     def _limit_of(self, job: Job) -> float | None:
         if job.ending is not None:
             return None
-        silent = job.transfer.heard + self._prefill_timeout if self._waits_for_prefill(job) else None
+        transfer = job.transfer
+        silent = None
+        if transfer is not None and not transfer.abandoned:
+            silent = transfer.heard + self._prefill_timeout
         return min((limit for limit in (job.deadline, silent) if limit is not None), default=None)
-
-    @staticmethod
-    def _waits_for_prefill(job: Job) -> bool:
-        return job.transfer is not None and not job.transfer.abandoned
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -6,19 +6,23 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.pb.tandem.v1.worker_pb2 import StagingCounts
-from common.service.identity import WorkerIdentity
 from common.service.options import EngineOptions
 from kv_store.transfer.counters import TransferCounters
 from kv_store.transfer.events import TransferEvent
 from kv_store.transfer.worker import KVTransfer
-from kv_store.transport.select import create_transport
+from kv_store.transport.base import Transport
 
 #: Messages that may be gathered or under way at once on the sending side.
 SEND_BUFFERS = 16
 
 
 def create_transfer(
-    identity: WorkerIdentity, options: EngineOptions, pages: Tensor, *, on_event: Callable[[TransferEvent], None]
+    transport: Transport,
+    incarnation: str,
+    options: EngineOptions,
+    pages: Tensor,
+    *,
+    on_event: Callable[[TransferEvent], None],
 ) -> KVTransfer:
     """The transfer thread over `pages`, not yet started. Raises ConfigError for sizes that cannot work."""
     slots = options.staging_memory // options.slot_bytes
@@ -27,12 +31,12 @@ def create_transfer(
             f"holds {slots} slots of {options.slot_bytes} bytes; at least 2 are needed", field="--staging-memory"
         )
     return KVTransfer(
-        transport=create_transport(options.transport, f"{identity.worker_id}/{identity.incarnation}"),
+        transport=transport,
         pages=pages,
         staging_slots=slots,
         slot_bytes=options.slot_bytes,
         send_buffers=SEND_BUFFERS,
-        incarnation=identity.incarnation,
+        incarnation=incarnation,
         checksum=options.checksum,
         on_event=on_event,
     )
@@ -41,5 +45,8 @@ def create_transfer(
 def staging_counts(counters: TransferCounters) -> StagingCounts:
     staging = counters.staging
     return StagingCounts(
-        total=staging.total, free=staging.free, granted=staging.granted, quarantined=staging.quarantined
+        total=staging.free + staging.granted + staging.quarantined,
+        free=staging.free,
+        granted=staging.granted,
+        quarantined=staging.quarantined,
     )

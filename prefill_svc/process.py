@@ -18,7 +18,7 @@ from common.service.status import StatusCollector, WorkerServicer
 from common.telemetry.tracing import Tracing
 from kv_store.setup import create_transfer, staging_counts
 from kv_store.transfer.events import PeerLost, TransferEvent
-from kv_store.transport.select import attach
+from kv_store.transport.select import advertise, attach, create_transport
 from prefill_svc.request import PrefillOutput
 from prefill_svc.service import PrefillServicer
 from prefill_svc.worker import PrefillEngine
@@ -55,8 +55,14 @@ class PrefillProcess:
             tracing.close()
 
     def _build(self, parts: EngineParts, tracing: Tracing) -> None:
+        agent = f"{self._identity.worker_id}/{self._identity.incarnation}"
+        self._transport = create_transport(self._engine_options.transport, agent)
         self._transfer = create_transfer(
-            self._identity, self._engine_options, parts.runner.kv_cache.data, on_event=self._on_transfer_event
+            self._transport,
+            self._identity.incarnation,
+            self._engine_options,
+            parts.runner.kv_cache.data,
+            on_event=self._on_transfer_event,
         )
         self._engine = PrefillEngine(
             runner=parts.runner,
@@ -88,11 +94,11 @@ class PrefillProcess:
         self._server = RpcServer()
         prefill_pb2_grpc.add_PrefillServicer_to_server(self._servicer, self._server.grpc)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._worker_servicer, self._server.grpc)
-        attach(self._transfer.transport, self._server.grpc)
+        attach(self._transport, self._server.grpc)
         self._transfer.start()
         self._engine_loop.start()
         self._address = await listen(self._server, self._options, _SERVICES)
-        self._transfer.advertise(self._address)
+        advertise(self._transport, self._address)
         self._state = WorkerState.WORKER_STATE_READY
         metrics = CollectorRegistry()
         metrics.register(StatusCollector(self.status))

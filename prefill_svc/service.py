@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc.aio
-from kv_store.transfer.worker import KVTransfer
 from opentelemetry.trace import Tracer
 
 from common.errors import InvalidRequest, Overloaded
@@ -18,6 +17,7 @@ from common.pb.tandem.v1.worker_pb2 import Manifest
 from common.rpc.convert import logprobs_to_proto, sampling_from_proto
 from common.telemetry.tracing import context_from, record_span
 from kv_store.staging import SlotGrant
+from kv_store.transfer.worker import KVTransfer
 from prefill_svc.request import (
     Cancel,
     Ended,
@@ -86,8 +86,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         return sorted(peer.worker_id for peer in self._peers.values())
 
     async def Run(self, request_iterator: AsyncIterator[pb.PrefillCommand], context: Context) -> AsyncIterator[Any]:
-        peer, hello = await self._pair(request_iterator)
-        reader = asyncio.create_task(self._read(request_iterator, peer))
+        commands = aiter(request_iterator)
+        peer, hello = await self._pair(commands)
+        reader = asyncio.create_task(self._read(commands, peer))
         try:
             yield pb.PrefillEvent(hello=hello)
             while (event := await peer.outbox.get()) is not None:
@@ -97,7 +98,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             self._unpair(peer)
 
     async def _pair(self, commands: AsyncIterator[pb.PrefillCommand]) -> tuple[DecodePeer, pb.PairHello]:
-        first = await anext(aiter(commands), None)
+        first = await anext(commands, None)
         if first is None or first.WhichOneof("message") != "hello":
             raise InvalidRequest("the first message of a pair must be Hello", field="hello")
         theirs = first.hello

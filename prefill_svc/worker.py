@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from kv_store.transfer.worker import KVTransfer
 
 from common.engine.batch import SequenceChunk
 from common.engine.block_pool import BlockPool
@@ -26,6 +25,7 @@ from common.engine.sampler import Sampler, SampleRow
 from common.engine.scheduling import SpeedMeter, StepPacer, TokenBudget
 from common.hashing import block_hashes
 from kv_store.transfer.events import PeerLost, SendFinished
+from kv_store.transfer.worker import KVTransfer
 from prefill_svc.request import (
     Cancel,
     Ended,
@@ -40,6 +40,8 @@ from prefill_svc.request import (
     Snapshot,
 )
 from prefill_svc.scheduler import Chunk, PrefillScheduler
+
+_OUTCOMES = {"ok": "ok", "aborted": "cancelled", "failed": "failed"}
 
 
 class PrefillEngine:
@@ -144,9 +146,7 @@ class PrefillEngine:
         job = self._jobs.get((event.peer, event.transfer_id))
         assert job is not None, f"send {event.transfer_id} to {event.peer} finished twice or was never opened"
         self._scheduler.remove(job)
-        outcome = (
-            "cancelled" if job.cancelled else {"ok": "ok", "aborted": "cancelled", "failed": "failed"}[event.outcome]
-        )
+        outcome = "cancelled" if job.cancelled else _OUTCOMES[event.outcome]
         computed = job.computed if job.computed is not None else time.monotonic()
         self._end(
             job,
