@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 Slots = NDArray[np.int64]
@@ -90,13 +90,13 @@ class PageCopier:
     def __init__(self, pages: Tensor) -> None:
         self.shape = KVShape.of(pages)
         self.num_slots = pages.shape[2] * pages.shape[3]
-        self._stream: torch.cuda.Stream | None = None
-        flat = pages.view(torch.uint8).view(pages.shape[0], 2, self.num_slots, self.shape.row_bytes)
-        self._flat = flat
-        if pages.is_cuda:
-            self._stream = torch.cuda.Stream(pages.device)  # type: ignore[no-untyped-call]
-        else:
-            self._rows = _as_rows(flat.numpy())
+        #: What rows are copied as: on a GPU the widest words that a row is made of.
+        self._word = _widest_word(self.shape.row_bytes) if pages.is_cuda else torch.uint8
+        self._stream = torch.cuda.Stream(pages.device) if pages.is_cuda else None  # type: ignore[no-untyped-call]
+        #: [num_layers, 2, num_slots, words of a row].
+        self._flat = pages.view(self._word).view(pages.shape[0], 2, self.num_slots, -1)
+        if not pages.is_cuda:
+            self._rows = _as_rows(self._flat.numpy())
 
     def check_slots(self, slots: Sequence[int] | Slots) -> Slots:
         """`slots` as int64 [t]; an assertion names the one that lies outside the pages."""
@@ -133,7 +133,16 @@ class PageCopier:
     def _wire_view(self, wire: Tensor, num_layers: int, num_tokens: int) -> Tensor:
         expected = self.shape.message_bytes(num_layers, num_tokens)
         assert wire.dtype == torch.uint8 and wire.numel() == expected, f"{wire.numel()} bytes, expected {expected}"
-        return wire.view(num_layers, 2, num_tokens, self.shape.row_bytes)
+        return wire.view(self._word).view(num_layers, 2, num_tokens, -1)
+
+
+def as_slots(slots: ArrayLike) -> Slots:
+    """A copy of `slots` that nobody else can change, int64 [t]."""
+    return np.array(slots, dtype=np.int64)
+
+
+def _widest_word(row_bytes: int) -> torch.dtype:
+    return next(word for word in (torch.int64, torch.int32, torch.int16, torch.uint8) if row_bytes % word.itemsize == 0)
 
 
 def _as_rows(array: NDArray[np.uint8]) -> _Rows:

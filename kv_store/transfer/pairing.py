@@ -117,22 +117,12 @@ class Pairing:
             self._pair_waiting()
 
     def disconnect(self, peer: str, reason: str) -> None:
-        """Part from `peer`: its transfers fail. Unknown peers are ignored."""
-        record = self._peers.pop(peer, None)
-        if record is None:
-            return
-        self._sender.remove_peer(peer, reason)
-        revoked = self._transport.revokes_on_disconnect
-        if self._sender.draining(peer) and not revoked:
-            self._draining[peer] = _Draining(record, self._clock() + DRAIN_SECONDS)
-        else:
-            self._transport.disconnect(record.agent)
-        quarantined = self._receiver.remove_peer(peer, reason, proof=revoked or not record.receive)
-        if quarantined:
-            logger.info("%d staging slots are quarantined until %s is provably gone", quarantined, peer)
-            self._gone[peer] = _Gone(record, next_check=self._clock())
-        else:
-            del self._name_of[record.agent]
+        """Part from `peer`: its transfers fail, and so does a `connect` that waits. Unknown peers are ignored."""
+        given_up = [request for request in self._waiting if request.peer == peer]
+        self._waiting = [request for request in self._waiting if request.peer != peer]
+        for request in given_up:
+            request.paired.set_exception(PeerUnreachable(reason))
+        self._part(peer, reason)
 
     def lose(self, peer: str, reason: str) -> None:
         """The transport cannot reach `peer` any more."""
@@ -161,6 +151,23 @@ class Pairing:
             request.paired.set_exception(PeerUnreachable(reason))
         self._waiting.clear()
 
+    def _part(self, peer: str, reason: str) -> None:
+        record = self._peers.pop(peer, None)
+        if record is None:
+            return
+        self._sender.remove_peer(peer, reason)
+        revoked = self._transport.revokes_on_disconnect
+        if self._sender.draining(peer) and not revoked:
+            self._draining[peer] = _Draining(record, self._clock() + DRAIN_SECONDS)
+        else:
+            self._transport.disconnect(record.agent)
+        quarantined = self._receiver.remove_peer(peer, reason, proof=revoked or not record.receive)
+        if quarantined:
+            logger.info("%d staging slots are quarantined until %s is provably gone", quarantined, peer)
+            self._gone[peer] = _Gone(record, next_check=self._clock())
+        else:
+            del self._name_of[record.agent]
+
     def _pair_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for request in waiting:
@@ -176,7 +183,7 @@ class Pairing:
         """False if writes of an earlier pairing are still under way."""
         peer, info = request.peer, request.info
         self._check(peer, info)
-        self.disconnect(peer, "it was paired anew")
+        self._part(peer, "it was paired anew")
         if peer in self._draining:
             return False
         self._transport.connect(info.agent, info.metadata, info.staging_base)

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from common.pb.tandem.v1.transport_pb2 import KvHeader
@@ -264,8 +263,3 @@ class KVReceiver:
                 missing_bytes = receive.coverage.missing * shape.token_layer_bytes
                 demand += receive.coverage.missing_layers - (-missing_bytes // self._slot_bytes)
         return demand
-
-
-def as_slots(slots: "np.typing.ArrayLike") -> Slots:
-    """A copy of `slots` that nobody else can change, int64 [t]."""
-    return np.array(slots, dtype=np.int64)

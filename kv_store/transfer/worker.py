@@ -1,8 +1,7 @@
 """The transfer thread of a worker: sends and receives KV for either role, beside the engine and never in its way.
 
 Everything public but `start` and `close` may be called from any thread and returns at once: it is posted to the
-thread, which runs the state machines (`sender`, `receiver`, `pairing`) and progresses the transport. Nothing of
-the machines' state is touched elsewhere.
+thread, which runs the `TransferMachine`. Nothing of the machine's state is touched elsewhere.
 
 Pairing order, which the slots' safety rests on: a side answers a peer's Hello only when its own `connect` for that
 peer has resolved, because that is when its writes of any earlier pairing have ended.
@@ -21,15 +20,12 @@ import torch
 from torch import Tensor
 
 from common.pb.tandem.v1.transport_pb2 import TransportPeer
-from kv_store.layout import PageCopier
-from kv_store.process import ProcessId
+from kv_store.layout import as_slots
 from kv_store.staging import SlotGrant
-from kv_store.transfer.counters import Drop, TransferCounters
+from kv_store.transfer.counters import TransferCounters
 from kv_store.transfer.events import TransferEvent
+from kv_store.transfer.machine import TransferMachine
 from kv_store.transfer.pacing import Pace
-from kv_store.transfer.pairing import Pairing
-from kv_store.transfer.receiver import KVReceiver, as_slots
-from kv_store.transfer.sender import KVSender
 from kv_store.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -65,45 +61,21 @@ class KVTransfer:
             device: where staging and send buffers live; that of `pages` if not given.
             seal_timeout: seconds without progress after which a sealed, incomplete receive fails.
         """
-        copier = PageCopier(pages)
-        place = pages.device if device is None else device
-        staging = torch.zeros(staging_slots * slot_bytes, dtype=torch.uint8, device=place)
-        buffers = torch.zeros(send_buffers * slot_bytes, dtype=torch.uint8, device=place)
-        transport.register_source(buffers)
-        transport.register_staging(staging)
-        self._transport = transport
-        self._staging = staging
-        self._slot_bytes = slot_bytes
-        self._device = place
-        self._copier = copier
         self._clock = time.monotonic
-        self._sender = KVSender(
-            incarnation=incarnation,
-            copier=copier,
+        self._machine = TransferMachine(
             transport=transport,
-            buffers=buffers,
-            buffer_bytes=slot_bytes,
-            with_checksum=checksum,
-            emit=on_event,
-            clock=self._clock,
-        )
-        self._receiver = KVReceiver(
-            incarnation=incarnation,
-            copier=copier,
-            staging=staging,
+            pages=pages,
+            staging_slots=staging_slots,
             slot_bytes=slot_bytes,
+            send_buffers=send_buffers,
+            incarnation=incarnation,
+            checksum=checksum,
             emit=on_event,
             clock=self._clock,
+            device=pages.device if device is None else device,
             seal_timeout=seal_timeout,
         )
-        self._pairing = Pairing(
-            transport=transport,
-            sender=self._sender,
-            receiver=self._receiver,
-            token_bytes=copier.shape.token_layer_bytes,
-            emit=on_event,
-            clock=self._clock,
-        )
+        self._num_layers = pages.shape[0]
         self._pace = Pace()
         self._commands: deque[Callable[[], None]] = deque()
         self._chunk_ids = itertools.count()
@@ -113,7 +85,7 @@ class KVTransfer:
         self._end_lock = threading.Lock()
         self._ended = False
         self._failure: BaseException | None = None
-        self._counters = self._count()
+        self._counters = self._machine.count()
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
 
     # --- life ----------------------------------------------------------------------------------------
@@ -135,18 +107,7 @@ class KVTransfer:
 
     def local_peer(self) -> TransportPeer:
         """What the other side of a pair needs to know of this one."""
-        process = ProcessId.own()
-        return TransportPeer(
-            transport=self._transport.kind,
-            agent=self._transport.agent,
-            metadata=self._transport.metadata(),
-            staging_base=self._staging.data_ptr(),
-            slot_bytes=self._slot_bytes,
-            num_slots=self._staging.numel() // self._slot_bytes,
-            host_id=process.host_id,
-            pid=process.pid,
-            process_start=process.start,
-        )
+        return self._machine.local_peer()
 
     def counters(self) -> TransferCounters:
         """As of the thread's last round, at most a moment ago."""
@@ -161,20 +122,20 @@ class KVTransfer:
         and with PeerUnreachable. A peer that is connected already is paired anew: its transfers fail.
         """
         paired: Future[None] = Future()
-        self._post_or_raise(partial(self._pairing.connect, peer, info, receive, paired))
+        self._post_or_raise(partial(self._machine.pairing.connect, peer, info, receive, paired))
         return paired
 
     def disconnect(self, peer: str) -> None:
         """The pair's stream has closed: open transfers with `peer` fail, its slots wait for proof of its end."""
-        self._post(partial(self._pairing.disconnect, peer, "the pair was disconnected"))
+        self._post(partial(self._machine.pairing.disconnect, peer, "the pair was disconnected"))
 
     def prove_dead(self, peer: str) -> None:
         """The process of `peer` is known to be dead; its quarantined slots are freed shortly."""
-        self._post(partial(self._pairing.prove_dead, peer))
+        self._post(partial(self._machine.pairing.prove_dead, peer))
 
     def add_credits(self, peer: str, grants: Sequence[SlotGrant]) -> None:
         """`peer` lets this side write into those slots of its own, once each."""
-        self._post(partial(self._sender.add_credits, peer, tuple(grants)))
+        self._post(partial(self._machine.sender.add_credits, peer, tuple(grants)))
 
     # --- sending -------------------------------------------------------------------------------------
 
@@ -183,7 +144,7 @@ class KVTransfer:
 
         Ids must be unique over all receivers (draw them at random): one that is in use fails at once.
         """
-        self._post_or_raise(partial(self._sender.open, transfer_id, peer, num_prompt_tokens, first_token))
+        self._post_or_raise(partial(self._machine.sender.open, transfer_id, peer, num_prompt_tokens, first_token))
 
     def begin_chunk(self, transfer_id: int, first_token: int, slots: Sequence[int]) -> int:
         """The KV of tokens [first_token, +len(slots)) will become ready layer by layer; returns the chunk's id.
@@ -191,39 +152,39 @@ class KVTransfer:
         Chunks follow each other without gaps. `slots` are flat slots of this worker's pages.
         """
         chunk_id = next(self._chunk_ids)
-        self._post(partial(self._sender.begin_chunk, transfer_id, chunk_id, first_token, as_slots(slots)))
+        self._post(partial(self._machine.sender.begin_chunk, transfer_id, chunk_id, first_token, as_slots(slots)))
         return chunk_id
 
     def layers_ready(
         self, chunk_ids: Sequence[int], num_layers_done: int, event: torch.cuda.Event | None = None
     ) -> None:
         """The KV of layers [0, num_layers_done) of those chunks is final (once `event` has happened, if given)."""
-        command = partial(self._sender.layers_ready, chunk_ids, num_layers_done, event, self._clock())
+        command = partial(self._machine.sender.layers_ready, chunk_ids, num_layers_done, event, self._clock())
         # While sends are open the thread looks about every millisecond; only the end of compute is worth a wake-up.
-        self._post(command, wake=num_layers_done == self._copier.shape.num_layers)
+        self._post(command, wake=num_layers_done == self._num_layers)
 
     def close_send(self, transfer_id: int) -> None:
         """All chunks are begun and ready; SendFinished follows the last write."""
-        self._post(partial(self._sender.close, transfer_id))
+        self._post(partial(self._machine.sender.close, transfer_id))
 
     def abort_send(self, transfer_id: int) -> None:
         """Send no more of it; SendFinished follows when no write is under way. Unknown ids are ignored."""
-        self._post(partial(self._sender.abort, transfer_id))
+        self._post(partial(self._machine.sender.abort, transfer_id))
 
     # --- receiving -----------------------------------------------------------------------------------
 
     def open_receive(self, transfer_id: int, peer: str, first_token: int, slots: Sequence[int]) -> None:
         """The KV of tokens [first_token, +len(slots)) is to come from `peer` and goes to those flat slots."""
-        checked = self._copier.check_slots(as_slots(slots))
-        self._post_or_raise(partial(self._receiver.open, transfer_id, peer, first_token, checked))
+        checked = self._machine.copier.check_slots(as_slots(slots))
+        self._post_or_raise(partial(self._machine.receiver.open, transfer_id, peer, first_token, checked))
 
     def seal(self, transfer_id: int, messages: int, num_bytes: int) -> None:
         """The sender says that it wrote this much (its Terminal)."""
-        self._post(partial(self._receiver.seal, transfer_id, messages, num_bytes))
+        self._post(partial(self._machine.receiver.seal, transfer_id, messages, num_bytes))
 
     def abort_receive(self, transfer_id: int) -> None:
         """ReceiveFinished follows at once; messages that still come are dropped. Unknown ids are ignored."""
-        self._post(partial(self._receiver.abort, transfer_id))
+        self._post(partial(self._machine.receiver.abort, transfer_id))
 
     # --- the thread ----------------------------------------------------------------------------------
 
@@ -242,31 +203,20 @@ class KVTransfer:
 
     def _run(self) -> None:
         try:
-            if self._device.type == "cuda":
-                # Without a current context UCX would silently go without device-to-device copies.
-                torch.cuda.set_device(self._device)
+            self._machine.enter_thread()
             while not self._stopping:
-                busy = self._round()
-                self._wake.wait(self._pace.delay(busy=busy, polling=self._wants_polling(), paired=self._is_paired()))
+                commands = self._run_commands()
+                moving = self._machine.round()
+                self._counters = self._machine.count()
+                delay = self._pace.delay(
+                    busy=moving or commands > 0, polling=self._machine.wants_polling, paired=self._machine.is_paired
+                )
+                self._wake.wait(delay)
                 self._wake.clear()
         except BaseException as failure:
             self._failure = failure
             logger.critical("the transfer thread failed", exc_info=True)
         self._end()
-
-    def _round(self) -> bool:
-        """Everything that can be done now; returns whether something moved or is moving."""
-        commands = self._run_commands()
-        notifications = self._transport.poll()
-        for notification in notifications:
-            peer = self._pairing.name_of(notification.peer)
-            self._receiver.on_message(peer or notification.peer, notification.payload)
-        for peer, reason in self._sender.progress():
-            self._pairing.lose(peer, reason)
-        self._pairing.tick()
-        self._receiver.tick()
-        self._counters = self._count()
-        return bool(commands or notifications or self._sender.num_writes)
 
     def _run_commands(self) -> int:
         count = len(self._commands)
@@ -274,42 +224,13 @@ class KVTransfer:
             self._commands.popleft()()
         return count
 
-    def _wants_polling(self) -> bool:
-        return bool(self._sender.num_open or self._receiver.num_open) or self._pairing.wants_polling
-
-    def _is_paired(self) -> bool:
-        return self._pairing.num_peers > 0 or self._pairing.has_quarantine
-
     def _end(self) -> None:
         """Fail what is open, so that every transfer has its one event."""
-        reason = f"the transfer thread failed: {self._failure!r}" if self._failure else "the worker is closing"
         with self._end_lock:
             self._ended = True
         if self._failure is None:
             self._run_commands()
-        self._sender.fail_all(reason)
-        self._receiver.fail_all(reason)
-        self._pairing.fail_waiting(reason)
-        deadline = self._clock() + CLOSE_SECONDS
-        while self._failure is None and self._sender.num_writes and self._clock() < deadline:
-            self._transport.poll()
-            self._sender.progress()
-            time.sleep(1e-3)
-        self._counters = self._count()
-        self._transport.close()
-
-    def _count(self) -> TransferCounters:
-        sender, receiver = self._sender, self._receiver
-        return TransferCounters(
-            messages_sent=sender.totals.messages,
-            bytes_sent=sender.totals.bytes,
-            messages_received=receiver.totals.messages,
-            bytes_received=receiver.totals.bytes,
-            dropped={drop.value: receiver.totals.dropped[drop] for drop in Drop},
-            staging=receiver.staging_counts(),
-            send_buffers_in_use=sender.buffers_in_use,
-            open_sends=sender.num_open,
-            open_receives=receiver.num_open,
-            writes_in_flight=sender.num_writes,
-            peers=self._pairing.num_peers,
-        )
+            self._machine.finish("the worker is closing", CLOSE_SECONDS)
+        else:
+            self._machine.finish(f"the transfer thread failed: {self._failure!r}", 0.0)
+        self._counters = self._machine.count()

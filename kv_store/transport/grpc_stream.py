@@ -48,10 +48,13 @@ class GrpcTransport:
         self._staging: Tensor | None = None
         self._lanes: dict[str, _PushLane] = {}
         self._arrived: deque[_Arrival] = deque()
+        #: Goes up with each pairing, so that streams of earlier ones can be told.
+        self._epoch = 0
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Serve `KvTransport` on `server` (before it starts)."""
-        add_KvTransportServicer_to_server(_Servicer(self._arrived.append), server)  # type: ignore[no-untyped-call]
+        servicer = _Servicer(self._arrived.append, lambda: self._epoch)
+        add_KvTransportServicer_to_server(servicer, server)
 
     def register_staging(self, memory: Tensor) -> None:
         self._staging = memory
@@ -67,7 +70,8 @@ class GrpcTransport:
         if ":" not in address:
             raise PeerUnreachable(f"{peer} announces no address of its KV transport")
         self.disconnect(peer)
-        self._lanes[peer] = _PushLane(self.agent, peer, address)
+        self._epoch += 1
+        self._lanes[peer] = _PushLane(self.agent, peer, address, self._epoch)
 
     def disconnect(self, peer: str) -> None:
         lane = self._lanes.pop(peer, None)
@@ -85,7 +89,7 @@ class GrpcTransport:
         notifications = []
         for _ in range(len(self._arrived)):
             arrival = self._arrived.popleft()
-            refusal = self._land(arrival.frame)
+            refusal = self._land(arrival.frame, arrival.epoch)
             arrival.answer(refusal)
             if refusal is None:
                 notifications.append(Notification(arrival.frame.agent, arrival.frame.notification))
@@ -95,9 +99,14 @@ class GrpcTransport:
         for peer in list(self._lanes):
             self.disconnect(peer)
 
-    def _land(self, frame: KvFrame) -> str | None:
-        """Copy a frame into the staging region; returns why it was refused instead."""
-        if frame.agent not in self._lanes:
+    def _land(self, frame: KvFrame, epoch: int) -> str | None:
+        """Copy a frame into the staging region; returns why it was refused instead.
+
+        A sender opens its stream after this side has paired with it, because before that it has no credit: an
+        older stream is one of an earlier pairing, whose slots may have been granted anew.
+        """
+        lane = self._lanes.get(frame.agent)
+        if lane is None or epoch < lane.epoch:
             return f"{frame.agent} is not connected"
         room = 0 if self._staging is None else self._staging.numel()
         if self._staging is None or frame.offset + len(frame.payload) > room:
@@ -129,7 +138,8 @@ class GrpcWrite:
 class _PushLane:
     """The sender's stream to one peer: a queue that gRPC drains, and a thread that reads acknowledgements."""
 
-    def __init__(self, agent: str, peer: str, address: str) -> None:
+    def __init__(self, agent: str, peer: str, address: str, epoch: int) -> None:
+        self.epoch = epoch
         self._agent = agent
         self._peer = peer
         self._outbox: queue.SimpleQueue[KvFrame | None] = queue.SimpleQueue()
@@ -167,7 +177,7 @@ class _PushLane:
 
     def _open(self) -> None:
         """Only a side that sends needs a stream: it is opened by the first write."""
-        self._call = KvTransportStub(self._channel).Push(self._frames())  # type: ignore[no-untyped-call]
+        self._call = KvTransportStub(self._channel).Push(self._frames())
         self._reader = threading.Thread(target=self._read, name=f"kv-acks-{self._peer}", daemon=True)
         self._reader.start()
 
@@ -202,19 +212,22 @@ class _Arrival:
     """A frame on its way to the transfer thread; `answer(None)` acknowledges it, a reason ends the stream."""
 
     frame: KvFrame
+    #: The transport's epoch when the stream was opened.
+    epoch: int
     answer: Callable[[str | None], None]
 
 
 class _Servicer(KvTransportServicer):
     """Frames in, acknowledgements out, nothing decided here."""
 
-    def __init__(self, deliver: Callable[[_Arrival], None]) -> None:
+    def __init__(self, deliver: Callable[[_Arrival], None], current_epoch: Callable[[], int]) -> None:
         self._deliver = deliver
+        self._current_epoch = current_epoch
 
-    async def Push(  # noqa: N802 - gRPC's name
+    async def Push(
         self, request_iterator: AsyncIterator[KvFrame], context: grpc.aio.ServicerContext[KvFrame, KvAck]
     ) -> AsyncIterator[KvAck]:
-        stream = _ReceivingStream(self._deliver)
+        stream = _ReceivingStream(self._deliver, self._current_epoch())
         reader = asyncio.create_task(stream.read(request_iterator))
         try:
             while (ack := await stream.next_ack()) is not None:
@@ -228,8 +241,9 @@ class _Servicer(KvTransportServicer):
 class _ReceivingStream:
     """One sender's stream on the receiver's event loop."""
 
-    def __init__(self, deliver: Callable[[_Arrival], None]) -> None:
+    def __init__(self, deliver: Callable[[_Arrival], None], epoch: int) -> None:
         self.refusal: str | None = None
+        self._epoch = epoch
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._acks: asyncio.Queue[KvAck | None] = asyncio.Queue()
@@ -239,7 +253,7 @@ class _ReceivingStream:
         try:
             async for frame in frames:
                 await self._room.acquire()
-                self._deliver(_Arrival(frame, self._answerer(frame.write_id)))
+                self._deliver(_Arrival(frame, self._epoch, self._answerer(frame.write_id)))
         finally:
             self._acks.put_nowait(None)
 
