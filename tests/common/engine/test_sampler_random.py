@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.engine.sampler import Sampler, SampleRow
@@ -18,7 +19,7 @@ from common.sampling import SamplingParams
 CHI_SQUARE_LIMIT = {7: 36.5, 9: 40.5, 99: 169.0}
 
 
-def words(*values: int) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint64]], ...]:
+def words(*values: int) -> tuple[NDArray[np.uint64], ...]:
     return tuple(np.array([value], dtype=np.uint64) for value in values)
 
 
@@ -53,7 +54,7 @@ def test_numbers_lie_inside_the_open_interval(seed: int, choice: int, index: int
     assert 0.0 < number < 1.0
 
 
-def chi_square(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], probs: np.ndarray) -> float:  # type: ignore[type-arg]
+def chi_square(counts: NDArray[np.int64], probs: NDArray[np.float64]) -> float:
     expected = probs * counts.sum()
     return float(((counts - expected) ** 2 / expected).sum())
 
