@@ -205,6 +205,10 @@ class Job:
         return [choice for choice in self.choices if not choice.done and not choice.output_ids]
 
     @property
+    def holds_blocks(self) -> bool:
+        return any(sequence.table.blocks for sequence in (self.prompt, *self.choices))
+
+    @property
     def open_choices(self) -> list[Sequence]:
         return [choice for choice in self.choices if not choice.done]
 

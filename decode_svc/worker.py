@@ -297,8 +297,7 @@ class DecodeEngine:
 
     def _finish(self, job: Job, outcome: Outcome, message: str) -> None:
         """The one terminal event; the job holds nothing any more."""
-        held = sum(len(s.table.blocks) for s in (job.prompt, *job.choices))
-        assert held == 0, f"a finished request holds {held} blocks"
+        assert not job.holds_blocks, f"request {job.request.request_id} has ended and holds blocks"
         del self._jobs[job.request.key]
         self._figures.count_end(outcome)
         request = job.request
@@ -444,7 +443,8 @@ class DecodeEngine:
                 self._prompt_filled(job)
         elif sequence.done:
             self._drop(sequence)
-            if not sequence.job.open_choices:
+            # Choices that ended in this same step give their blocks back one after the other.
+            if not sequence.job.open_choices and not sequence.job.holds_blocks:
                 self._finish(sequence.job, Outcome.OK, "")
         elif sequence.phase is Phase.FILLING and sequence.num_pending == 1:
             sequence.phase = Phase.DECODING
