@@ -75,21 +75,22 @@ struct State {
 
 // One thread's working memory, kept between calls.
 struct Scratch {
-    std::vector<float> memory;
     float *queries, *keys, *values, *scores, *tile, *total, *zeros;
 
     explicit Scratch(const Attention& a) {
         int64_t rows = a.most_rows(), state = State::floats(rows, a.padded());
         int64_t sizes[] = {rows * a.D, KB * a.D, KB * a.padded(), rows * KB, state, state, a.D};
         float** fields[] = {&queries, &keys, &values, &scores, &tile, &total, &zeros};
-        int64_t needed = 0;
+        static thread_local std::vector<float> memory;
+        int64_t needed = 16;
         for (int64_t size : sizes) needed += ceil_div(size, 16) * 16;
-        memory.resize(needed);
-        float* p = memory.data();
+        if ((int64_t)memory.size() < needed) memory.resize(needed);
+        float* p = (float*)(((uintptr_t)memory.data() + 63) & ~(uintptr_t)63);
         for (int i = 0; i < 7; i++) {
             *fields[i] = p;
             p += ceil_div(sizes[i], 16) * 16;
         }
+        std::fill_n(zeros, a.D, 0.0f);
     }
 };
 
@@ -129,6 +130,11 @@ struct Worker {
         }
     }
 
+    // The rows of a head lie apart, where no hardware prefetcher finds them.
+    void prefetch_row(const float* row) const {
+        for (int64_t d = 0; d < a.D; d += 16) __builtin_prefetch(row + d);
+    }
+
     // Positions [p0, p0 + count): keys as panels [.][D][NR], values as panels [.][count][NR].
     void gather_tile(const Item& item, int64_t p0, int64_t count) {
         const float *keys[KB], *values[KB];
@@ -138,9 +144,13 @@ struct Worker {
             int64_t at = block * a.block_stride + (offset * a.G + item.g) * a.D;
             keys[i] = a.k_cache + at;
             values[i] = a.v_cache + at;
+            prefetch_row(keys[i]);
         }
         for (int64_t i = count; i < ceil_div(count, NR) * NR; i++) keys[i] = scratch.zeros;
-        for (int64_t i = 0; i < count; i += NR) transpose_into_panel(keys + i, a.D, scratch.keys + i * a.D);
+        for (int64_t i = 0; i < count; i += NR) {
+            for (int64_t j = i; j < std::min<int64_t>(count, i + NR); j++) prefetch_row(values[j]);
+            transpose_into_panel(keys + i, a.D, scratch.keys + i * a.D);
+        }
         for (int64_t d = 0; d < a.D; d += NR) {
             int64_t width = std::min<int64_t>(NR, a.D - d);
             float* panel = scratch.values + d * count;
