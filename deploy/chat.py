@@ -18,7 +18,7 @@ HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer"
 
 @click.command(short_help="Talk to a model in the terminal.")
 @option("--url", default="http://127.0.0.1:8000", help="A server that speaks OpenAI.")
-@option("--model", help="Model's name there; default: the first that it lists.")
+@option("--model", envvar="TANDEM_SERVED_MODEL_NAME", help="Model's name there; default: the first listed.")
 @option("--api-key", default="", show_default=False, help="Key to send, if the server wants one.")
 @option("--system", help="System message.")
 @option("--temperature", type=click.FloatRange(0), help="Sampling temperature; default: the server's.")

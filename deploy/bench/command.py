@@ -3,15 +3,16 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import httpx
 from rich.console import Console
 
-from common.config import option
+from common.config import ENV_PREFIX, option
 from common.errors import NoWorker
 from deploy.bench.client import OpenAIClient
 from deploy.bench.options import ServeOptions, levels
@@ -21,6 +22,8 @@ from deploy.bench.workload import Shape
 
 #: Between two pieces of an answer.
 READ_SECONDS = 600.0
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class IntList(click.ParamType[tuple[int, ...]]):
@@ -40,6 +43,12 @@ class IntList(click.ParamType[tuple[int, ...]]):
         return numbers
 
 
+def bench_option(*names: str, **kwargs: Any) -> Callable[[F], F]:
+    """An option of the benchmark alone, read from TANDEM_BENCH_<NAME>: its names mean other things elsewhere."""
+    flag = names[0].split("/")[0].removeprefix("--")
+    return option(*names, envvar=f"{ENV_PREFIX}BENCH_{flag.replace('-', '_').upper()}", **kwargs)
+
+
 @click.group(short_help="Measure a server that speaks OpenAI.")
 def command() -> None:
     """Measure a server that speaks OpenAI."""
@@ -47,25 +56,35 @@ def command() -> None:
 
 @command.command()
 @option("--url", default="http://127.0.0.1:8000", help="The server (Tandem, vLLM, llama.cpp, ...).")
-@option("--model", help="Model's name there; default: the first that it lists.")
+@option("--model", envvar="TANDEM_SERVED_MODEL_NAME", help="Model's name there; default: the first listed.")
 @option("--api-key", default="", show_default=False, help="Key to send, if the server wants one.")
-@option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", help="API to call.")
-@option("--prompt", type=click.Choice(["ids", "text"]), default="ids", help="Token ids (exact lengths), or words.")
-@option("--concurrency", type=IntList(), default="1,4,16", help="Requests at once; a level of load for each number.")
-@option("--rate", type=click.FloatRange(0, min_open=True), help="Instead: Poisson arrivals, so many a second.")
-@option("--trace", type=click.Path(path_type=Path), help="Instead: replay a trace (Azure CSV or Mooncake JSON lines).")
-@option("--speed-up", type=click.FloatRange(0, min_open=True), default=1.0, help="Replay so many times as fast.")
-@option("--prompt-tokens", type=click.IntRange(1), default=128, help="Length of each prompt.")
-@option("--output-tokens", type=click.IntRange(1), default=128, help="Length of each answer.")
-@option("--shared-prefix", type=click.IntRange(0), default=0, help="Leading tokens that all prompts share.")
-@option("--num-requests", type=click.IntRange(1), help="Requests of a level; default: 4 for each at once.")
-@option("--duration", type=click.FloatRange(0, min_open=True), help="Seconds after which a level begins no request.")
-@option("--warm-up", type=click.IntRange(0), default=2, help="Requests sent before, at once, and not counted.")
-@option("--ignore-eos/--respect-eos", default=True, help="Ask for answers of the full length.")
-@option("--temperature", type=click.FloatRange(0), default=0.0, help="Sampling temperature.")
-@option("--token-range", type=(int, int), default=(1000, 30000), help="Token ids to draw prompts from: LOW HIGH.")
-@option("--seed", type=int, help="Of prompts and arrivals; default: drawn, so that no run finds its prompts cached.")
-@option("--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file.")
+@bench_option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", help="API to call.")
+@bench_option(
+    "--prompt", type=click.Choice(["ids", "text"]), default="ids", help="Token ids (exact lengths), or words."
+)
+@bench_option(
+    "--concurrency", type=IntList(), default="1,4,16", help="Requests at once; a level of load for each number."
+)
+@bench_option("--rate", type=click.FloatRange(0, min_open=True), help="Instead: Poisson arrivals, so many a second.")
+@bench_option(
+    "--trace", type=click.Path(path_type=Path), help="Instead: replay a trace (Azure CSV or Mooncake JSON lines)."
+)
+@bench_option("--speed-up", type=click.FloatRange(0, min_open=True), default=1.0, help="Replay so many times as fast.")
+@bench_option("--prompt-tokens", type=click.IntRange(1), default=128, help="Length of each prompt.")
+@bench_option("--output-tokens", type=click.IntRange(1), default=128, help="Length of each answer.")
+@bench_option("--shared-prefix", type=click.IntRange(0), default=0, help="Leading tokens that all prompts share.")
+@bench_option("--num-requests", type=click.IntRange(1), help="Requests of a level; default: 4 for each at once.")
+@bench_option(
+    "--duration", type=click.FloatRange(0, min_open=True), help="Seconds after which a level begins no request."
+)
+@bench_option("--warm-up", type=click.IntRange(0), default=2, help="Requests sent before, at once, and not counted.")
+@bench_option("--ignore-eos/--respect-eos", default=True, help="Ask for answers of the full length.")
+@bench_option("--temperature", type=click.FloatRange(0), default=0.0, help="Sampling temperature.")
+@bench_option("--token-range", type=(int, int), default=(1000, 30000), help="Token ids to draw prompts from: LOW HIGH.")
+@bench_option(
+    "--seed", type=int, help="Of prompts and arrivals; default: drawn, so that no run finds its prompts cached."
+)
+@bench_option("--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file.")
 def serve(json_path: Path | None, **values: Any) -> None:
     """Send load to a server and measure what a client sees: TTFT, ITL, TPOT, throughput, errors."""
     if values["seed"] is None:
