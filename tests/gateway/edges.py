@@ -17,6 +17,7 @@ from common.rpc.server import RpcServer
 from gateway.accounting import EdgeMetrics
 from gateway.generation import Dispatcher
 from gateway.http.app import HttpServices, create_app
+from gateway.http.listen import bind
 from gateway.http.services import HttpOptions
 from gateway.rpc import InferenceServicer
 from gateway.serving import ServingModel
@@ -49,9 +50,12 @@ async def running_http(
     *,
     options: HttpOptions | None = None,
     tracer: Tracer | None = None,
+    send_buffer: int | None = None,
 ) -> AsyncIterator[Edge]:
-    """uvicorn in this event loop; stops when the block is left."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    """uvicorn in this event loop; stops when the block is left. `send_buffer`: bytes that a socket holds."""
+    listener = bind("127.0.0.1", 0)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = listener.getsockname()[1]
     edge = Edge(f"http://127.0.0.1:{port}", EdgeMetrics(CollectorRegistry()), port=port)
     services = HttpServices(model, dispatcher, edge.metrics, lambda: edge.readiness, options or HttpOptions())
