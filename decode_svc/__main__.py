@@ -7,8 +7,9 @@ import click
 
 from common.config import HOST_PORT, option, run_command
 from common.service.options import split_options, worker_options
+from common.service.worker_process import WorkerProcess
 from common.telemetry.logs import configure_logging
-from decode_svc.process import DecodeOptions, DecodeProcess
+from decode_svc.assembly import DecodeOptions, DecodeWorker
 
 
 @click.command("decode", help="Run one decode worker.")
@@ -29,7 +30,14 @@ from decode_svc.process import DecodeOptions, DecodeProcess
 def command(**values: Any) -> None:
     engine_options, options, rest = split_options(values)
     configure_logging(options.log_level, options.log_format)
-    asyncio.run(DecodeProcess(engine_options, options, DecodeOptions(**rest)).run())
+    own_options = DecodeOptions(**rest, redis=options.redis)
+    process = WorkerProcess(
+        "decode",
+        engine_options,
+        options,
+        lambda parts, context: DecodeWorker(parts, context, engine_options, own_options),
+    )
+    asyncio.run(process.run())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.pb.tandem.v1.worker_pb2 import StagingCounts
+from common.pb.tandem.v1.worker_pb2 import WorkerStatus
 from common.service.options import EngineOptions
 from kv_store.transfer.counters import TransferCounters
 from kv_store.transfer.events import TransferEvent
@@ -42,11 +42,12 @@ def create_transfer(
     )
 
 
-def staging_counts(counters: TransferCounters) -> StagingCounts:
+def fill_transfer_status(status: WorkerStatus, counters: TransferCounters) -> None:
+    """Put the transfer thread's figures into a worker's status."""
     staging = counters.staging
-    return StagingCounts(
-        total=staging.free + staging.granted + staging.quarantined,
-        free=staging.free,
-        granted=staging.granted,
-        quarantined=staging.quarantined,
-    )
+    status.staging.free = staging.free
+    status.staging.granted = staging.granted
+    status.staging.quarantined = staging.quarantined
+    status.staging.total = staging.free + staging.granted + staging.quarantined
+    status.transfers = counters.open_sends + counters.open_receives
+    status.dropped_messages = sum(counters.dropped.values())

@@ -7,8 +7,9 @@ import click
 
 from common.config import run_command
 from common.service.options import split_options, worker_options
+from common.service.worker_process import WorkerProcess
 from common.telemetry.logs import configure_logging
-from prefill_svc.process import PrefillProcess
+from prefill_svc.assembly import PrefillWorker
 
 
 @click.command("prefill", help="Run one prefill worker.")
@@ -16,7 +17,10 @@ from prefill_svc.process import PrefillProcess
 def command(**values: Any) -> None:
     engine_options, options, _ = split_options(values)
     configure_logging(options.log_level, options.log_format)
-    asyncio.run(PrefillProcess(engine_options, options).run())
+    process = WorkerProcess(
+        "prefill", engine_options, options, lambda parts, context: PrefillWorker(parts, context, engine_options)
+    )
+    asyncio.run(process.run())
 
 
 if __name__ == "__main__":

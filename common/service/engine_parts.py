@@ -1,7 +1,7 @@
 """Builds what a worker's engine runs on: model, KV cache, block pool, runner, sampler, and the manifest of it all."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from common.engine.block_pool import BlockPool
 from common.engine.kernels import create_kernels
 from common.engine.kv_cache import KVCache, KVSpec, num_blocks_for
 from common.engine.loader import load_model, weights_fingerprint
+from common.engine.memory import KVMemory, kv_memory_bytes
 from common.engine.models.decoder import CausalLM
 from common.engine.runner import ModelRunner
 from common.engine.sampler import Sampler
@@ -22,10 +23,6 @@ from common.service.options import EngineOptions, thread_count
 from common.text.tokenizer_files import tokenizer_fingerprint
 
 _log = logging.getLogger(__name__)
-
-DEFAULT_CPU_KV_BYTES = 1 << 30
-#: Share of the GPU memory left after loading that goes to KV; the rest is for activations.
-GPU_KV_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def build_engine_parts(options: EngineOptions) -> EngineParts:
     device = _device(options.device)
     model = load_model(folder, device=device, dtype=_dtype(options.dtype), kernels=None)
     max_model_len = _max_model_len(options, model)
-    spec = _kv_spec(options, model, device)
+    spec = _kv_spec(options, model)
     runner = ModelRunner(model, KVCache(spec, device))
     runner.warm_up()
     pool = BlockPool(spec.num_blocks, spec.block_size)
@@ -101,19 +98,17 @@ def _max_model_len(options: EngineOptions, model: CausalLM) -> int:
     return options.max_model_len
 
 
-def _kv_spec(options: EngineOptions, model: CausalLM, device: torch.device) -> KVSpec:
-    one = KVSpec.for_model(model.config, dtype=model.dtype, block_size=options.block_size, num_blocks=1)
-    num_blocks = options.num_blocks or num_blocks_for(_kv_bytes(options, device), one)
-    return KVSpec.for_model(model.config, dtype=model.dtype, block_size=options.block_size, num_blocks=num_blocks)
-
-
-def _kv_bytes(options: EngineOptions, device: torch.device) -> int:
-    if options.kv_memory is not None:
-        return options.kv_memory
-    if device.type == "cpu":
-        return DEFAULT_CPU_KV_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free * GPU_KV_SHARE)
+def _kv_spec(options: EngineOptions, model: CausalLM) -> KVSpec:
+    spec = KVSpec.for_model(model.config, dtype=model.dtype, block_size=options.block_size, num_blocks=1)
+    if options.num_blocks is not None:
+        return replace(spec, num_blocks=options.num_blocks)
+    num_bytes = kv_memory_bytes(
+        KVMemory(num_bytes=options.kv_memory),
+        model,
+        block_size=options.block_size,
+        max_step_tokens=options.max_batch_tokens,
+    )
+    return replace(spec, num_blocks=num_blocks_for(num_bytes, spec))
 
 
 def _manifest(options: EngineOptions, folder: Path, model: CausalLM, spec: KVSpec, max_model_len: int) -> Manifest:
