@@ -46,7 +46,7 @@ class WorkerLoad:
     block_size: int = 16
     #: Longest prompt plus output that fits.
     max_request_tokens: int = 0
-    #: Ids of workers with which this one cannot be paired.
+    #: Worker ids or addresses with which this one cannot be paired.
     refused: frozenset[str] = frozenset()
     #: Tokens of this request's prompt whose KV it probably holds.
     overlap: int = 0
@@ -60,6 +60,8 @@ class RouteQuery:
     #: Upper bound of output tokens of each choice.
     max_tokens: int
     num_choices: int = 1
+    #: Size of one token's KV over all layers; 0: not known, transfers count as free.
+    kv_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,14 @@ class Route:
 class Router:
     """The cost model with its constants."""
 
-    def __init__(self, *, local_prefill_tokens: int, kv_bytes_per_token: int = 0, bandwidth: float = 1e9) -> None:
+    def __init__(self, *, local_prefill_tokens: int, bandwidth: float = 1e9) -> None:
         """
         Args:
             local_prefill_tokens: prompts with at most so many uncached tokens are always prefilled locally.
-            kv_bytes_per_token: size of one token's KV over all layers; 0: not known, transfers count as free.
             bandwidth: bytes per second between two workers.
         """
         self._local_prefill_tokens = local_prefill_tokens
-        self._transfer_speed = bandwidth / kv_bytes_per_token if kv_bytes_per_token else float("inf")
+        self._bandwidth = bandwidth
 
     def rank(self, query: RouteQuery, decode: Sequence[WorkerLoad], prefill: Sequence[WorkerLoad]) -> tuple[Route, ...]:
         """Decode workers that could hold the request, best first; empty if there is none."""
@@ -120,7 +121,7 @@ class Router:
     def _remote_seconds(self, query: RouteQuery, decode: WorkerLoad, prefill: WorkerLoad, fallback: float) -> float:
         speed = prefill.prefill_speed or fallback
         compute = _uncached(query, prefill) / speed
-        transfer = _uncached(query, decode) / self._transfer_speed
+        transfer = _uncached(query, decode) * query.kv_bytes_per_token / self._bandwidth
         # The cached part is sent at once, the rest layer by layer behind the compute.
         exposed = max(0.0, transfer - compute)
         return prefill.queued_tokens / speed + compute + exposed + REMOTE_OVERHEAD
@@ -132,7 +133,9 @@ def _uncached(query: RouteQuery, worker: WorkerLoad) -> int:
 
 
 def _may_pair(decode: WorkerLoad, prefill: WorkerLoad) -> bool:
-    return prefill.worker_id not in decode.refused and decode.worker_id not in prefill.refused
+    return decode.refused.isdisjoint((prefill.worker_id, prefill.address)) and prefill.refused.isdisjoint(
+        (decode.worker_id, decode.address)
+    )
 
 
 def _fallback_speed(workers: Sequence[WorkerLoad]) -> float:
