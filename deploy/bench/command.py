@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from deploy.bench.workload import Shape
 
 #: Between two pieces of an answer.
 READ_SECONDS = 600.0
+TABLE_WIDTH = 160
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,7 +93,8 @@ def serve(json_path: Path | None, **values: Any) -> None:
         values["seed"] = SystemRandom().randrange(2**32)
     options = ServeOptions(**values)
     report = asyncio.run(run(options, levels(options)))
-    Console().print(levels_table(report["levels"]))
+    # A file or a pipe has no width of its own; a table cut to 80 columns would be of no use there.
+    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(levels_table(report["levels"]))
     if json_path:
         json_path.write_text(json.dumps(report, indent=2, default=str) + "\n")
 

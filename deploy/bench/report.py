@@ -72,7 +72,7 @@ def levels_table(levels: Sequence[Mapping[str, Any]]) -> Table:
     """One row per level of load. Times in milliseconds: p50 / p95 / p99."""
     table = Table(caption="times in ms: p50 / p95 / p99")
     for heading in ("load", "ok", "errors", "output tok/s", "TTFT", "ITL", "TPOT", "E2E", "hidden transfer"):
-        table.add_column(heading, justify="left" if heading == "load" else "right")
+        table.add_column(heading, justify="left" if heading == "load" else "right", no_wrap=True)
     for level in levels:
         times = (_times(level[name]) for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"))
         counts = (str(level["completed"]), str(sum(level["errors"].values())), f"{level['output_tokens_per_s']:.1f}")
@@ -82,4 +82,4 @@ def levels_table(levels: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _times(figures: Mapping[str, float] | None) -> str:
-    return " / ".join(f"{figures[f'p{percent}']:.0f}" for percent in PERCENTILES) if figures else "-"
+    return " / ".join(f"{figures[f'p{percent}']:.3g}" for percent in PERCENTILES) if figures else "-"

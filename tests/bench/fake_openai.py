@@ -19,10 +19,8 @@ class FakeOpenAI:
 
     def __init__(self, fail_every: int = 0, metrics: str = "") -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.peak = 0
         self._fail_every = fail_every
         self._metrics = metrics
-        self._running = 0
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -60,8 +58,6 @@ class FakeOpenAI:
         if self._fail_every and len(self.bodies) % self._fail_every == 0:
             _whole(writer, 503, json.dumps({"error": {"message": "full", "code": "overloaded"}}))
             return
-        self._running += 1
-        self.peak = max(self.peak, self._running)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         for event in answer_events(body):
             writer.write(b"%x\r\n%b\r\n" % (len(event), event))
@@ -69,7 +65,6 @@ class FakeOpenAI:
             # Let the other streams have their turn between two tokens.
             await asyncio.sleep(0)
         writer.write(b"0\r\n\r\n")
-        self._running -= 1
 
 
 def answer_events(body: dict[str, Any]) -> list[bytes]:

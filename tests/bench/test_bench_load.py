@@ -199,7 +199,6 @@ async def test_levels_of_concurrency(tmp_path: Path) -> None:
     # Two to warm up, then both levels; no two prompts begin alike.
     assert len(server.bodies) == 2 + 4 + 16
     assert len({tuple(body["prompt"][:8]) for body in server.bodies}) == len(server.bodies)
-    assert server.peak <= 4
     body = server.bodies[-1]
     assert (body["model"], body["max_tokens"], body["ignore_eos"], body["stream"]) == (MODEL, 8, True, True)
     assert "4 at once" in result.stdout
