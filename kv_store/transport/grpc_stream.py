@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,9 +112,11 @@ class GrpcTransport:
         room = 0 if self._staging is None else self._staging.numel()
         if self._staging is None or frame.offset + len(frame.payload) > room:
             return f"{len(frame.payload)} bytes at {frame.offset} in a staging region of {room}"
-        if frame.payload:
-            source = torch.frombuffer(bytearray(frame.payload), dtype=torch.uint8)
-            self._staging[frame.offset : frame.offset + len(frame.payload)].copy_(source)
+        region = self._staging[frame.offset : frame.offset + len(frame.payload)]
+        if region.is_cuda:
+            region.copy_(torch.frombuffer(bytearray(frame.payload), dtype=torch.uint8))
+        else:
+            region.numpy()[:] = np.frombuffer(frame.payload, dtype=np.uint8)
         return None
 
 
