@@ -1,0 +1,295 @@
+"""Assembles a gateway from its parts and runs it: start, serve, drain, stop. Knows every part, does nothing itself.
+
+HTTP and gRPC edges -> ClusterDispatcher -> GatewayQueue (admission), Placement (routing) -> decode workers
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from opentelemetry.trace import Tracer
+from prometheus_client import CollectorRegistry
+
+from common.config import Address
+from common.pb.tandem.v1 import inference_pb2_grpc
+from common.redis_client import open_redis
+from common.rpc.server import RpcServer
+from common.telemetry.tracing import Tracing
+from common.text.tokenizer_files import read_json, tokenizer_fingerprint
+from gateway.accounting import EdgeMetrics
+from gateway.capacity import prefill_capacity, prefill_speed
+from gateway.cluster.membership import Cluster
+from gateway.cluster.views import Expectation, WorkerRole, WorkerView
+from gateway.dispatch.connection import DecodeConnections
+from gateway.dispatch.dispatcher import ClusterDispatcher
+from gateway.dispatch.loads import Loads
+from gateway.dispatch.placement import Placement
+from gateway.generation import ServingLimits
+from gateway.http.app import create_app
+from gateway.http.listen import bind
+from gateway.http.services import HttpOptions, HttpServices
+from gateway.planner.sizing import measured_speeds, size
+from gateway.planner.traffic import TrafficWindow
+from gateway.prefixes import PrefixIndex
+from gateway.queue.admission import GatewayQueue
+from gateway.router import Router
+from gateway.rpc import InferenceServicer
+from gateway.serving import ServingModel
+from gateway.status import GatewayStatus, StatusCollector, status_router
+from gateway.tasks import end, spawn
+
+_log = logging.getLogger(__name__)
+
+_RPC_SERVICE = "tandem.v1.Inference"
+#: What connections may take to close once nothing runs any more.
+_CLOSE_SECONDS = 5
+#: Where a model folder does not say.
+_UNKNOWN_LENGTH = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Everything a gateway is told at start."""
+
+    #: Folder with tokenizer, template and config of the model.
+    model_folder: Path
+    #: Name under which clients and workers know it.
+    model_name: str
+    #: Where the edges listen; port 0 takes a free one.
+    http: Address
+    grpc: Address
+    #: URL; empty: no registry, and a queue of this gateway alone.
+    redis: str = ""
+    #: Workers that need no registry.
+    peers: tuple[tuple[WorkerRole, str], ...] = ()
+    #: Bound on waiting requests.
+    max_queue: int = 1024
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 8 * 1024 * 1024
+    #: Prompts with up to so many uncached tokens are prefilled on the decode worker.
+    local_prefill_tokens: int = 32
+    #: Seconds to wait for a decode worker when the last one was lost.
+    worker_wait: float = 5.0
+    #: Workers on which one request may fail.
+    max_attempts: int = 3
+    #: Longest wait for running requests on SIGTERM, in seconds.
+    drain_seconds: float = 30.0
+
+
+class Gateway:
+    """One gateway process (or several of them in one test)."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """Reads the model folder. Raises ConfigError or ModelError."""
+        self.config = config
+        self.gateway_id = f"gateway-{secrets.token_hex(4)}"
+        self._draining = False
+        self._tracing = Tracing("gateway", self.gateway_id)
+        self._model = ServingModel.load(config.model_folder, config.model_name)
+        self._redis = open_redis(config.redis) if config.redis else None
+        fingerprint = tokenizer_fingerprint(config.model_folder)
+        self.cluster = Cluster(Expectation(config.model_name, fingerprint), peers=config.peers, redis=self._redis)
+        self.queue = GatewayQueue(
+            self._redis,
+            config.model_name,
+            self.gateway_id,
+            capacity=lambda: prefill_capacity(self.cluster.workers()),
+            speed=lambda: prefill_speed(self.cluster.workers()),
+            max_waiting=config.max_queue,
+        )
+        self._traffic = TrafficWindow()
+        self._connections = DecodeConnections(self.gateway_id)
+        self.dispatcher = self._build_dispatcher(self._tracing.tracer())
+        self._capacity = 0
+        self._metrics = EdgeMetrics(CollectorRegistry())
+        self._metrics.registry.register(StatusCollector(self.status))
+        self._rpc = RpcServer(max_message_bytes=config.max_body_bytes)
+        self._http = _HttpServer(self._build_http())
+        self._http_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        #: Where the edges really listen (port 0 takes a free one).
+        self.http_address = config.http
+        self.grpc_address = config.grpc
+
+    def _build_dispatcher(self, tracer: Tracer) -> ClusterDispatcher:
+        prefixes = PrefixIndex()
+        router = Router(local_prefill_tokens=self.config.local_prefill_tokens)
+        placement = Placement(
+            self.cluster, self._connections, router, prefixes, Loads(), tracer, patience=self.config.worker_wait
+        )
+        return ClusterDispatcher(
+            self.cluster,
+            self.queue,
+            placement,
+            prefixes,
+            self._traffic,
+            tracer,
+            model_limits=_model_limits(self.config.model_folder),
+            max_attempts=self.config.max_attempts,
+        )
+
+    def _build_http(self) -> uvicorn.Config:
+        options = HttpOptions(max_body_bytes=self.config.max_body_bytes, cors_origins=self.config.cors_origins)
+        services = HttpServices(
+            self._model, self.dispatcher, self._metrics, self.readiness, options, self._tracing.tracer()
+        )
+        app = create_app(services)
+        app.include_router(status_router(self.status))
+        return uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+        )
+
+    # --- what is asked of it --------------------------------------------------------------------------
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether requests can be served, and why not. A ready decode worker can also prefill."""
+        if self._draining:
+            return False, "the gateway is draining"
+        if not self.cluster.routable("decode"):
+            return False, "no decode worker is ready"
+        return True, ""
+
+    def status(self) -> GatewayStatus:
+        workers = self.cluster.workers()
+        state = "draining" if self._draining else "ready" if self.readiness()[0] else "waiting"
+        return GatewayStatus(
+            self.gateway_id,
+            self.config.model_name,
+            state,
+            self.dispatcher.running,
+            tuple(workers),
+            self.queue.figures,
+            size(self._traffic.traffic, *measured_speeds(workers)),
+            self._traffic.transfers,
+        )
+
+    # --- life -----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen, then look for workers. Raises ConfigError if a port is taken."""
+        listener = bind(self.config.http.host, self.config.http.port)
+        self.http_address = Address(self.config.http.host, listener.getsockname()[1])
+        servicer = InferenceServicer(self._model, self.dispatcher, self._metrics, self._tracing.tracer())
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._rpc.grpc)
+        grpc_port = await self._rpc.start(self.config.grpc.host, self.config.grpc.port, [_RPC_SERVICE])
+        self.grpc_address = Address(self.config.grpc.host, grpc_port)
+        self.cluster.add_listener(self._on_worker)
+        await self.queue.start()
+        await self.cluster.start()
+        self._tasks.append(spawn(self._follow_readiness(), "readiness"))
+        self._http_task = spawn(self._http.serve(sockets=[listener]), "http")
+        _log.info(
+            "gateway listening",
+            extra={"http": str(self.http_address), "grpc": str(self.grpc_address), "gateway": self.gateway_id},
+        )
+
+    def _on_worker(self, _view: WorkerView) -> None:
+        capacity = prefill_capacity(self.cluster.workers())
+        if capacity > self._capacity:
+            self.queue.poke()
+        self._capacity = capacity
+
+    async def _follow_readiness(self) -> None:
+        """Keep the standard gRPC health service true."""
+        while True:
+            await self._rpc.set_serving(self.readiness()[0])
+            await self.cluster.changed()
+
+    async def run(self) -> None:
+        """Start, serve until SIGTERM or SIGINT, drain, stop. A second signal stops at once."""
+        with _signals() as (first, second):
+            try:
+                await self.start()
+                await self._until(first)
+                await self.drain(second)
+            finally:
+                await self.stop()
+
+    async def drain(self, hurry: asyncio.Event | None = None) -> None:
+        """Refuse new requests, give running ones their time. Returns when none runs, or the time or `hurry` is up."""
+        _log.info("draining", extra={"running": self.dispatcher.running})
+        self._draining = True
+        self.dispatcher.drain()
+        await self._rpc.set_serving(False)
+        waits = [spawn(self.dispatcher.idle(), "idle")]
+        if hurry is not None:
+            waits.append(spawn(_wait(hurry), "hurry"))
+        await asyncio.wait(waits, timeout=self.config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        await end(waits)
+
+    async def _until(self, signalled: asyncio.Event) -> None:
+        """Wait for the signal, or for the HTTP server to end by itself, which it must not."""
+        assert self._http_task is not None, "not started"
+        waiting = spawn(_wait(signalled), "signal")
+        await asyncio.wait([waiting, self._http_task], return_when=asyncio.FIRST_COMPLETED)
+        await end([waiting])
+        if self._http_task.done():
+            self._http_task.result()
+
+    async def stop(self) -> None:
+        """End what still runs with an error, close everything. Also after a failed start."""
+        self.dispatcher.drain()
+        self.dispatcher.abort()
+        self._http.should_exit = True
+        if self._http_task is not None:
+            await asyncio.gather(self._http_task, return_exceptions=True)
+        await self._rpc.stop(_CLOSE_SECONDS)
+        await end(self._tasks)
+        await self.queue.close()
+        await self._connections.close()
+        await self.cluster.close()
+        if self._redis is not None:
+            await self._redis.aclose()
+        self._tracing.close()
+        _log.info("gateway stopped", extra={"gateway": self.gateway_id})
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: draining is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Events for the first and the second SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield first, second
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _model_limits(folder: Path) -> ServingLimits:
+    """What the model's own config says, for the time until a worker has told."""
+    config = read_json(folder / "config.json")
+    length, vocabulary = config.get("max_position_embeddings"), config.get("vocab_size")
+    return ServingLimits(
+        length if isinstance(length, int) else _UNKNOWN_LENGTH,
+        vocabulary if isinstance(vocabulary, int) else _UNKNOWN_LENGTH,
+    )
