@@ -4,9 +4,8 @@ import os
 import re
 from pathlib import Path
 
-import httpx
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from common.errors import ConfigError
 
@@ -63,8 +62,9 @@ def _fetch(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_WANTED))
     except LocalEntryNotFoundError as error:
-        reason = "the hub cannot be reached and the model is not in its cache"
-        raise ConfigError(f"{hub_id}: {reason}; give a local folder instead", field="--model") from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        reason = "cannot be fetched (no connection to the hub, or no such model there), and is not in the hub's cache"
+        raise ConfigError(f"{hub_id} {reason}; a local folder works too", field="--model") from error
+    except (OSError, HFValidationError) as error:
+        # Also the hub's own answers (no access, rate limits): HfHubHTTPError is an OSError.
         first_line = str(error).strip().partition("\n")[0]
         raise ConfigError(f"{hub_id} cannot be fetched from the hub: {first_line}", field="--model") from error
