@@ -45,13 +45,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._metrics = metrics
         self._tracer = tracer if tracer is not None else trace.get_tracer("tandem.gateway")
 
-    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Responses:  # noqa: N802
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Responses:
         """Completes a prompt. Raises TandemError."""
         async with aclosing(self._serve("Generate", context, self._prepare_generate(request, context))) as responses:
             async for response in responses:
                 yield response
 
-    async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> Responses:  # noqa: N802
+    async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> Responses:
         """Completes a conversation. Raises TandemError."""
         async with aclosing(self._serve("Chat", context, self._prepare_chat(request, context))) as responses:
             async for response in responses:
