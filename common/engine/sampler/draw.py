@@ -25,7 +25,7 @@ def draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     params = [row.params for row in rows]
     probs = filtered_probabilities(logits, params)
     numbers = uniforms([p.seed for p in params], [r.choice for r in rows], [r.output_index for r in rows])
-    return _inverse_cdf(probs, torch.from_numpy(numbers).to(logits.device))
+    return inverse_cdf(probs, torch.from_numpy(numbers).to(logits.device))
 
 
 def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -116,7 +116,7 @@ def cut_rows(logits: Tensor, probs: Tensor, params: Sequence[SamplingParams]) ->
     return torch.zeros_like(probs).scatter_(-1, order, ranked)
 
 
-def _inverse_cdf(probs: Tensor, numbers: Tensor) -> list[int]:
+def inverse_cdf(probs: Tensor, numbers: Tensor) -> list[int]:
     """First token id, in id order, at which the cumulative mass passes number * total; rows need not sum to 1."""
     cdf = probs.cumsum(dim=-1)
     total = cdf[:, -1:]

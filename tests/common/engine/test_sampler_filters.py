@@ -169,9 +169,14 @@ def test_no_scale_or_temperature_overflows(scale: float, temperature: float, par
 
 
 def test_filters_leave_exactly_what_they_say_among_equals() -> None:
-    logits = torch.zeros(3, 100)
-    params = [SamplingParams(top_k=7), SamplingParams(top_p=0.255), SamplingParams(min_p=1.0)]
+    logits = torch.zeros(4, 64)
+    params = [
+        SamplingParams(top_k=7),
+        SamplingParams(top_p=0.5),
+        SamplingParams(top_p=0.501),
+        SamplingParams(min_p=1.0),
+    ]
     survivors = filtered_probabilities(logits, params) > 0
-    assert survivors.sum(-1).tolist() == [7, 26, 100]
+    assert survivors.sum(-1).tolist() == [7, 32, 33, 64]
     assert survivors[0, :7].all()
-    assert survivors[1, :26].all()
+    assert survivors[1, :32].all()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.engine.sampler import Sampler, SampleRow
-from common.engine.sampler.draw import filtered_probabilities
+from common.engine.sampler.draw import filtered_probabilities, inverse_cdf
 from common.engine.sampler.randomness import philox4x32, uniforms
 from common.sampling import SamplingParams
 
@@ -90,6 +90,12 @@ def test_the_draw_is_the_inverse_cdf_in_token_id_order() -> None:
         [number] = uniforms([seed], [0], [0])
         [token] = Sampler(4, []).sample(logits, [SampleRow(SamplingParams(seed=seed), 0, 0, [], [])])
         assert token.token_id == int(np.searchsorted([0.1, 0.3, 0.6, 1.0], number, side="right"))
+
+
+def test_the_inverse_cdf_at_its_edges() -> None:
+    probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]] * 4, dtype=torch.float64) * 3.0
+    numbers = torch.tensor([2.0**-53, 0.5 - 2.0**-53, 0.5, 1.0 - 2.0**-53], dtype=torch.float64)
+    assert inverse_cdf(probs, numbers) == [1, 1, 3, 3]
 
 
 def test_removed_tokens_are_never_drawn() -> None:
