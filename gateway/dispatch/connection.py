@@ -88,18 +88,18 @@ class DecodeConnection:
     async def open(self) -> None:
         """Connect and exchange Hello. Raises Unreachable, after which only `close` may be called."""
         self._outbox.put_nowait(pb.GatewayMessage(hello=pb.GatewayHello(gateway_id=self._gateway_id)))
-        call = decode_pb2_grpc.DecodeStub(self._channel).Submit(self._messages())
+        messages = aiter(decode_pb2_grpc.DecodeStub(self._channel).Submit(self._messages()))
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
-                first = await call.read()
+                first = await anext(messages, None)
         except grpc.aio.AioRpcError as error:
             raise Unreachable(f"{self.address}: {_words(error)}") from error
         except TimeoutError:
             raise Unreachable(f"{self.address}: no Hello within {_HELLO_SECONDS:.0f} s") from None
-        if not isinstance(first, pb.DecodeMessage) or first.WhichOneof("message") != "hello":
+        if first is None or first.WhichOneof("message") != "hello":
             raise Unreachable(f"{self.address}: the stream began with {first!r} instead of Hello")
         self.worker_id, self.incarnation = first.hello.worker_id, first.hello.incarnation
-        self._reader = spawn(self._read(call), f"decode stream {self.address}")
+        self._reader = spawn(self._read(messages), f"decode stream {self.address}")
 
     async def close(self) -> None:
         """End the stream; the worker then cancels what runs on it. Idempotent."""
@@ -131,10 +131,10 @@ class DecodeConnection:
         while True:
             yield await self._outbox.get()
 
-    async def _read(self, call: "grpc.aio.StreamStreamCall[pb.GatewayMessage, pb.DecodeMessage]") -> None:
+    async def _read(self, messages: AsyncIterator[pb.DecodeMessage]) -> None:
         reason = "the worker ended the stream"
         try:
-            async for message in call:
+            async for message in messages:
                 self._handle(message)
         except grpc.aio.AioRpcError as error:
             reason = _words(error)

@@ -47,13 +47,14 @@ class Job:
         self.hashes = hashes
         self.output = Output(request.num_choices, on_cancel_choice=self._cancel_choice, on_close=self._close)
         self.avoided: set[str] = set()
-        #: Set when it has ended well.
+        #: The accepted attempt; the last one, once it is over.
         self.placed: Placed | None = None
         self._grant = grant
         self._placement = placement
         self._deadline = deadline
         self._max_attempts = max_attempts
         self._on_end = on_end
+        self._over = False
         self._failures = 0
         self._attempts = 0
         self._current: tuple[DecodeConnection, Attempt] | None = None
@@ -151,12 +152,14 @@ class Job:
         elif self.output.all_ended and self._task is not None:
             # Between two attempts, and nothing is left to wait for.
             self.output.finish(self._stats(None))
-            self._task.cancel()
+            self._close()
 
     def _close(self) -> None:
         """The reader has gone."""
         if self._task is not None:
             self._task.cancel()
+        # Not left to the task: one that has not begun to run never will, and its `finally` with it.
+        self._clean_up()
 
     def abort(self, error: TandemError) -> None:
         """The gateway stops: tell the reader, free everything."""
@@ -172,7 +175,11 @@ class Job:
             self.placed.load.end()
 
     def _clean_up(self) -> None:
+        """Free everything, everywhere. Idempotent."""
         self._leave_attempt()
+        if self._over:
+            return
+        self._over = True
         self._grant.release()
         self._spans.end()
         self._on_end(self)
