@@ -32,9 +32,10 @@ class LocalPlan:
     redis_url: str
     log_level: str
     drain_seconds: float
-    #: Options passed to every worker and to decode workers, `--name` to value.
+    #: Options passed to every worker, `--name` to value; and to those that choose where a prompt is computed: decode
+    #: workers and the gateway.
     worker_options: Mapping[str, str] = field(default_factory=dict)
-    decode_options: Mapping[str, str] = field(default_factory=dict)
+    routing_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def grace(self) -> float:
@@ -74,9 +75,8 @@ def _worker_spec(plan: LocalPlan, role: str, index: int) -> ProcessSpec:
         "--advertise": f"{LOOPBACK}:{port}",
         "--metrics-port": str(free_port()),
         "--threads": str(usable_cores()),
-        "--drain-seconds": str(plan.drain_seconds),
         **plan.worker_options,
-        **(plan.decode_options if role == "decode" else {}),
+        **(plan.routing_options if role == "decode" else {}),
     }
     return ProcessSpec(name, _python(f"{role}_svc", options), child_env(os.environ), plan.grace)
 
@@ -89,6 +89,7 @@ def gateway_spec(plan: LocalPlan) -> ProcessSpec:
         "--http-port": str(plan.http.port),
         "--host": plan.grpc.host,
         "--grpc-port": str(plan.grpc.port),
+        **plan.routing_options,
     }
     return ProcessSpec(GATEWAY, _python("gateway", options), child_env(os.environ), plan.grace)
 
@@ -99,6 +100,7 @@ def _common_options(plan: LocalPlan) -> dict[str, str]:
         "--served-model-name": plan.model_name,
         "--redis": plan.redis_url,
         "--log-level": plan.log_level,
+        "--drain-seconds": str(plan.drain_seconds),
     }
 
 

@@ -1,6 +1,7 @@
 """`tandem status`: the workers, the queue and the wanted ratio, as a gateway sees them."""
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from common.config import option
 from common.errors import NoWorker
 
 TIMEOUT_SECONDS = 10.0
+TABLE_WIDTH = 120
 
 
 @click.command(short_help="Show the workers, the queue and the P:D ratio of a gateway.")
@@ -24,7 +26,8 @@ def command(url: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status, indent=2))
         return
-    console = Console()
+    # A pipe has no width of its own; a table cut to 80 columns would be of no use there.
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, soft_wrap=True)
     console.print(workers_table(status["workers"]))
     for name in ("queue", "ratio"):
         console.print(figures_line(name, status[name]), highlight=False)
@@ -72,6 +75,6 @@ def _flat(figures: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping):
             parts += _flat(value, f"{prefix}{name}.")
         else:
-            shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+            shown = f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
             parts.append(f"{prefix}{name} {shown}")
     return parts

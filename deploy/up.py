@@ -69,7 +69,7 @@ def command(
         log_level=log_level,
         drain_seconds=drain_seconds,
         worker_options=_given(worker_options),
-        decode_options=_given({"local_prefill_tokens": local_prefill_tokens}),
+        routing_options=_given({"local_prefill_tokens": local_prefill_tokens}),
     )
     return asyncio.run(Launcher(plan, click.echo).run())
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastapi import APIRouter
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.pb.tandem.v1 import worker_pb2 as pb
@@ -105,7 +105,7 @@ def _ratio_json(sizing: Sizing) -> Json:
 
 
 class StatusCollector(Collector):
-    """The same as gauges, taken at each scrape."""
+    """The same as metrics, taken at each scrape."""
 
     def __init__(self, provider: Callable[[], GatewayStatus]) -> None:
         self._provider = provider
@@ -115,7 +115,7 @@ class StatusCollector(Collector):
         yield from _queue_gauges(status.queue)
         yield from _sizing_gauges(status.sizing)
         yield _worker_gauge(status.workers)
-        yield from _transfer_gauges(status.transfers)
+        yield from _transfer_metrics(status.transfers)
 
     def describe(self) -> Iterator[Metric]:
         """Names only: a scrape while the gateway is being built would find nothing to read."""
@@ -124,6 +124,10 @@ class StatusCollector(Collector):
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"tandem_gateway_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"tandem_gateway_{name}", text, value=value)
 
 
 def _queue_gauges(queue: QueueFigures) -> Iterator[Metric]:
@@ -154,7 +158,9 @@ def _worker_gauge(workers: tuple[WorkerView, ...]) -> Metric:
     return gauge
 
 
-def _transfer_gauges(transfers: TransferTotals) -> Iterator[Metric]:
-    yield _gauge("transfer_bytes", "KV bytes moved for finished requests since start", transfers.bytes)
+def _transfer_metrics(transfers: TransferTotals) -> Iterator[Metric]:
+    yield _counter("transfer_bytes", "KV bytes moved for finished requests", transfers.bytes)
+    yield _counter("transfer_seconds", "Time of KV transfers for finished requests", transfers.seconds)
+    yield _counter("transfer_exposed_seconds", "Its part that compute did not hide", transfers.exposed_seconds)
     if transfers.hidden_share is not None:
         yield _gauge("transfer_hidden_share", "Part of recent transfers hidden behind compute", transfers.hidden_share)

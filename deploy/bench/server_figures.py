@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 PREFIX = "tandem_"
 #: Seconds from the first KV message to the landing of the last, and the part of it that compute did not hide.
-TRANSFER = "tandem_gateway_transfer_seconds_sum"
-EXPOSED = "tandem_gateway_transfer_exposed_seconds_sum"
+TRANSFER = "tandem_gateway_transfer_seconds_total"
+EXPOSED = "tandem_gateway_transfer_exposed_seconds_total"
 
 
 async def read_counters(http: httpx.AsyncClient) -> dict[str, float]:

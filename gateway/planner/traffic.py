@@ -43,6 +43,9 @@ class TransferTotals:
     messages: int
     #: Over the recent transfers: the part of their time that compute hid, 0 to 1; None without a transfer.
     hidden_share: float | None
+    #: From the first message queued to the landing of the last; and the part of it after compute had ended.
+    seconds: float
+    exposed_seconds: float
 
 
 class TrafficWindow:
@@ -56,6 +59,7 @@ class TrafficWindow:
         self._buckets: deque[_Bucket] = deque()
         self._transfers: deque[tuple[float, float]] = deque(maxlen=_RECENT_TRANSFERS)
         self._requests = self._bytes = self._messages = 0
+        self._seconds = self._exposed_seconds = 0.0
 
     def arrived(self, prompt_tokens: int, uncached_tokens: int) -> None:
         bucket = self._now()
@@ -72,7 +76,10 @@ class TrafficWindow:
             self._requests += 1
             self._bytes += int(stats.details["transfer_bytes"])
             self._messages += int(stats.details["transfer_messages"])
-            self._transfers.append((seconds, float(stats.details["transfer_exposed_seconds"])))
+            exposed = min(seconds, float(stats.details["transfer_exposed_seconds"]))
+            self._seconds += seconds
+            self._exposed_seconds += exposed
+            self._transfers.append((seconds, exposed))
 
     @property
     def traffic(self) -> Traffic:
@@ -91,9 +98,10 @@ class TrafficWindow:
     @property
     def transfers(self) -> TransferTotals:
         total = sum(seconds for seconds, _ in self._transfers)
-        exposed = sum(min(seconds, exposed) for seconds, exposed in self._transfers)
+        exposed = sum(exposed for _, exposed in self._transfers)
         share = 1.0 - exposed / total if total > 0 else None
-        return TransferTotals(self._requests, self._bytes, self._messages, share)
+        counted = (self._requests, self._bytes, self._messages)
+        return TransferTotals(*counted, share, self._seconds, self._exposed_seconds)
 
     def _now(self) -> _Bucket:
         second = int(self._clock())

@@ -144,14 +144,14 @@ async def test_open_loop_sends_at_its_times_whatever_still_runs() -> None:
     assert sent == [50.0, 51.5, 54.0]
 
 
-METRICS = """# TYPE tandem_gateway_transfer_seconds histogram
-tandem_gateway_transfer_seconds_bucket{le="+Inf"} {n}
-tandem_gateway_transfer_seconds_count {n}
-tandem_gateway_transfer_seconds_sum {n}
-# TYPE tandem_gateway_transfer_exposed_seconds histogram
-tandem_gateway_transfer_exposed_seconds_bucket{le="+Inf"} {n}
-tandem_gateway_transfer_exposed_seconds_count {n}
-tandem_gateway_transfer_exposed_seconds_sum 0.5
+METRICS = """# TYPE tandem_gateway_transfer_seconds counter
+tandem_gateway_transfer_seconds_total {n}
+# TYPE tandem_gateway_transfer_exposed_seconds counter
+tandem_gateway_transfer_exposed_seconds_total 0.5
+# TYPE tandem_gateway_request_seconds histogram
+tandem_gateway_request_seconds_bucket{le="+Inf"} 4
+tandem_gateway_request_seconds_count 4
+tandem_gateway_request_seconds_sum 2.5
 # TYPE process_cpu_seconds counter
 process_cpu_seconds_total 5
 # TYPE tandem_x counter
@@ -163,13 +163,13 @@ tandem_x_total{a="2"} 3
 def test_counters_are_summed_over_labels_and_only_tandems() -> None:
     counters = parse_counters(METRICS.replace("{n}", "2"))
     assert counters["tandem_x_total"] == 5
-    assert counters["tandem_gateway_transfer_seconds_sum"] == 2
+    assert counters["tandem_gateway_transfer_seconds_total"] == 2
     assert not any(name.startswith("process") for name in counters)
 
 
 def test_hidden_share_is_what_was_not_exposed() -> None:
-    before = {"tandem_gateway_transfer_seconds_sum": 1.0, "tandem_gateway_transfer_exposed_seconds_sum": 0.5}
-    after = {"tandem_gateway_transfer_seconds_sum": 5.0, "tandem_gateway_transfer_exposed_seconds_sum": 0.9}
+    before = {"tandem_gateway_transfer_seconds_total": 1.0, "tandem_gateway_transfer_exposed_seconds_total": 0.5}
+    after = {"tandem_gateway_transfer_seconds_total": 5.0, "tandem_gateway_transfer_exposed_seconds_total": 0.9}
     assert server_figures(before, after)["transfer_hidden_share"] == 0.9
     assert server_figures(after, after) == {}
     assert server_figures({}, {}) == {}
@@ -195,7 +195,7 @@ async def test_levels_of_concurrency(tmp_path: Path) -> None:
     one, four = report(tmp_path / "out.json")["levels"]
     assert (one["load"], one["requests"], one["completed"], one["errors"]) == ("1 at once", 4, 4, {})
     assert (four["requests"], four["prompt_tokens"], four["output_tokens"]) == (16, 320, 128)
-    assert one["server"]["tandem_gateway_transfer_seconds_sum"] == 4
+    assert one["server"]["tandem_gateway_transfer_seconds_total"] == 4
     # Two to warm up, then both levels; no two prompts begin alike.
     assert len(server.bodies) == 2 + 4 + 16
     assert len({tuple(body["prompt"][:8]) for body in server.bodies}) == len(server.bodies)
