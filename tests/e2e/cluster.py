@@ -83,6 +83,8 @@ class Cluster:
     scratch: Path
     worker_options: Mapping[str, str] = field(default_factory=dict)
     gateway_options: Mapping[str, str] = field(default_factory=dict)
+    #: Environment variables of every process beside the test's own.
+    env: Mapping[str, str] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
     _valkey: subprocess.Popen[bytes] | None = None
 
@@ -125,7 +127,9 @@ class Cluster:
 
     def _add(self, name: str, module: str, options: Mapping[str, str]) -> Member:
         shared = {"--model": str(self.model), "--served-model-name": "test-model", "--redis": valkey_url(self.scratch)}
-        member = Member(name, module, {**shared, **options}, self.scratch / f"{name}.log", child_env(os.environ))
+        # Checksums cost little here and show every byte that went astray.
+        env = {**child_env(os.environ), "TANDEM_CHECKSUM": "1", **self.env}
+        member = Member(name, module, {**shared, **options}, self.scratch / f"{name}.log", env)
         self.members[name] = member
         member.start()
         return member
@@ -140,13 +144,19 @@ class Cluster:
 
     # --- questions ---------------------------------------------------------------------------------
 
+    def url_of(self, gateway: str) -> str:
+        return f"http://{LOOPBACK}:{self.members[gateway].options['--http-port']}"
+
+    def grpc_target_of(self, gateway: str) -> str:
+        return f"{LOOPBACK}:{self.members[gateway].options['--grpc-port']}"
+
     @property
     def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.members['gateway'].options['--http-port']}"
+        return self.url_of("gateway")
 
     @property
     def grpc_target(self) -> str:
-        return f"{LOOPBACK}:{self.members['gateway'].options['--grpc-port']}"
+        return self.grpc_target_of("gateway")
 
     def gateway_status(self) -> dict[str, Any]:
         """What `tandem status --json` shows."""
@@ -210,9 +220,10 @@ def running_cluster(
     worker_options: Mapping[str, str] | None = None,
     gateway_options: Mapping[str, str] | None = None,
     decode_options: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """A ready cluster; every process is gone afterwards. `scratch` must have a short path (unix socket)."""
-    cluster = Cluster(model, scratch, worker_options or {}, gateway_options or {})
+    cluster = Cluster(model, scratch, worker_options or {}, gateway_options or {}, env or {})
     own = {key.removeprefix("--").replace("-", "_"): value for key, value in (decode_options or {}).items()}
     try:
         cluster.start_valkey()
