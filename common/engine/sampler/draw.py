@@ -19,9 +19,19 @@ from common.engine.sampler.randomness import uniforms
 from common.engine.sampler.row import SampleRow
 from common.sampling import SamplingParams
 
+#: Elements that are worked on at a time on the CPU: float64 temporaries of 1.5 MB stay in the caches, and the
+#: allocator keeps their pages, where those of a whole batch would be mapped anew, page by page, in every step.
+_CPU_SLICE = 3 << 16
+
 
 def draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """Draw a token id for each row of `logits` [R, vocab], float32, whose row maxima are finite."""
+    size = max(1, _CPU_SLICE // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
+    starts = range(0, len(rows), size)
+    return [token for i in starts for token in _draw_slice(logits[i : i + size], rows[i : i + size])]
+
+
+def _draw_slice(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     params = [row.params for row in rows]
     probs = filtered_probabilities(logits, params)
     numbers = uniforms([p.seed for p in params], [r.choice for r in rows], [r.output_index for r in rows])
