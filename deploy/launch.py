@@ -69,7 +69,7 @@ class Launcher:
             while not await valkey.answers(scratch):  # noqa: ASYNC110  # another process: nothing to await
                 await asyncio.sleep(LOOK_SECONDS)
         workers = worker_specs(plan)
-        self._say(f"starting the gateway and {', '.join(spec.name for spec in workers)}, which load {plan.model_name}")
+        self._say(f"loading {plan.model_name}: {', '.join(spec.name for spec in workers)}")
         for spec in (*workers, gateway_spec(plan)):
             self._start(spec)
         await self._until_ready({spec.name for spec in workers})

@@ -1,6 +1,7 @@
 """The `tandem` command: what it imports, where options come from, how it refuses."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -197,3 +198,19 @@ def test_chat_keeps_the_conversation_until_reset(gateway: str) -> None:
     assert answers == ["Hi there 1", "Hi there 3", "Hi there 1"]
     assert "error: too many messages" in done.stderr
     assert "never" not in done.stdout
+
+
+def test_the_readme_names_only_options_that_there_are() -> None:
+    """And with the defaults that they have, where it gives a plain one."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    up = tandem.get_command(click.Context(tandem), "up")
+    assert up is not None
+    defaults = {name: param.default for param in up.params for name in param.opts}
+    rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \|", readme, re.MULTILINE)
+    assert len(rows) > 10
+    for names, shown in rows:
+        options = re.findall(r"`(--[a-z-]+)`", names)
+        assert set(options) <= defaults.keys()
+        for option, value in zip(options, shown.split(", "), strict=False):
+            if isinstance(default := defaults[option], int | float):
+                assert float(value) == default, option
