@@ -1,9 +1,15 @@
 """What a decode worker refuses at once: what it could never serve, or what would break its engine."""
 
+import math
 from dataclasses import dataclass
 
 from common.errors import ContextTooLong, InvalidRequest
 from decode_svc.request import DecodeRequest
+
+#: Larger penalties and biases could drive logits to infinity; smaller repetition penalties too, as divisors.
+MAX_ADJUSTMENT = 1e4
+#: A year; beyond some centuries a thread cannot wait.
+MAX_TIMEOUT = 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,8 @@ def check_request(request: DecodeRequest, limits: RequestLimits) -> None:
     _check_tokens(request, limits)
     _check_choices(request, limits)
     _check_sampling(request, limits)
+    if request.timeout is not None and not request.timeout <= MAX_TIMEOUT:
+        raise InvalidRequest(f"timeout_seconds {request.timeout!r} is out of range", field="timeout_seconds")
 
 
 def _check_tokens(request: DecodeRequest, limits: RequestLimits) -> None:
@@ -57,15 +65,20 @@ def _check_choices(request: DecodeRequest, limits: RequestLimits) -> None:
 def _check_sampling(request: DecodeRequest, limits: RequestLimits) -> None:
     params = request.params
     ranges = (
-        ("temperature", params.temperature >= 0.0),
+        ("temperature", 0.0 <= params.temperature < math.inf),
         ("top_p", 0.0 < params.top_p <= 1.0),
         ("min_p", 0.0 <= params.min_p <= 1.0),
-        ("repetition_penalty", params.repetition_penalty > 0.0),
+        ("repetition_penalty", 1.0 / MAX_ADJUSTMENT <= params.repetition_penalty <= MAX_ADJUSTMENT),
+        ("presence_penalty", abs(params.presence_penalty) <= MAX_ADJUSTMENT),
+        ("frequency_penalty", abs(params.frequency_penalty) <= MAX_ADJUSTMENT),
         ("max_tokens", params.max_tokens >= 1),
         ("min_tokens", params.min_tokens <= params.max_tokens),
         ("logprobs", params.logprobs is None or params.logprobs <= limits.max_logprobs),
         ("logit_bias", all(token < limits.vocab_size for token in params.logit_bias)),
+        ("logit_bias", all(abs(bias) <= MAX_ADJUSTMENT for bias in params.logit_bias.values())),
         ("stop_token_ids", all(token < limits.vocab_size for token in params.stop_token_ids)),
+        # They are masked until min_tokens are out, and something must be left to draw then.
+        ("stop_token_ids", len(set(params.stop_token_ids)) <= limits.vocab_size // 2),
     )
     for name, fine in ranges:
         if not fine:

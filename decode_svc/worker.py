@@ -87,6 +87,7 @@ class DecodeEngine:
         first_transfer_id: int,
         find_peer: Callable[[str], str | None],
         emit: Callable[[Seq[DecodeOutput]], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker_id = worker_id
         self._runner = runner
@@ -102,6 +103,7 @@ class DecodeEngine:
         self._next_transfer_id = first_transfer_id
         self._find_peer = find_peer
         self._emit = emit
+        self._clock = clock
         self._scheduler = DecodeScheduler(pool, max_batch_size=max_batch_size)
         self._jobs: dict[tuple[str, int], Job] = {}
         self._transfers: dict[int, Job] = {}
@@ -149,7 +151,7 @@ class DecodeEngine:
             self._outputs.append(ShortageOut(*reply_to, why, retry_after=1.0))
             return
         tables = [BlockTable(self._pool, request.cache_salt) for _ in range(1 + len(request.choices))]
-        job = Job(request, arrived=time.monotonic(), order=self._next_order, tables=tables)
+        job = Job(request, arrived=self._clock(), order=self._next_order, tables=tables)
         self._next_order += 1
         self._jobs[request.key] = job
         self._scheduler.enqueue(job.prompt)
@@ -181,7 +183,7 @@ class DecodeEngine:
     def _start_remote(self, job: Job, target: PrefillTarget, peer: str) -> None:
         """The prompt's blocks are reserved; let the prefill worker fill what the cache did not have."""
         request, table = job.request, job.prompt.table
-        now = time.monotonic()
+        now = self._clock()
         transfer_id, self._next_transfer_id = self._next_transfer_id, self._next_transfer_id + 1
         job.transfer = Transfer(transfer_id, target, table.num_computed, started=now, heard=now)
         self._transfers[transfer_id] = job
@@ -211,16 +213,16 @@ class DecodeEngine:
 
     def _heard_of(self, transfer_id: int) -> None:
         if (live := self._live_transfer(transfer_id)) is not None:
-            live[1].heard = time.monotonic()
+            live[1].heard = self._clock()
 
     def _first_arrived(self, transfer_id: int, tokens: Seq[tuple[int, SampledToken]]) -> None:
         self._heard_of(transfer_id)
         if (live := self._live_transfer(transfer_id)) is None:
             return
         job = live[0]
-        for index, token in tokens:
-            choice = job.choices[index]
-            if not choice.done and not choice.output_ids:
+        by_choice = dict(tokens)
+        for choice in job.fresh_choices:
+            if (token := by_choice.get(choice.index)) is not None:
                 self._append(choice, token)
 
     def _prefill_ended(self, event: PrefillEnded) -> None:
@@ -230,7 +232,7 @@ class DecodeEngine:
         if not event.ok:
             self._abandon(job, transfer, tell=False)
             return
-        transfer.heard = time.monotonic()
+        transfer.heard = self._clock()
         timings = job.timings
         timings.prefill_worker = transfer.target.worker_id
         timings.prefill_cached_tokens = event.cached_tokens
@@ -263,18 +265,27 @@ class DecodeEngine:
         timings.transfer_bytes, timings.transfer_messages = event.bytes, event.messages
         timings.transfer_exposed_seconds = max(0.0, event.last_landed - transfer.compute_ended)
         job.prompt.table.commit(job.request.prompt_ids[transfer.first_token :])
-        self._prompt_filled(job)
+        if job.fresh_choices:
+            # Its first tokens never came: compute the end of the prompt again, for its logits.
+            self._requeue_prompt(job)
+        else:
+            self._prompt_filled(job)
 
     def _not_landed(self, job: Job, transfer: Transfer) -> None:
-        job.prompt.table.release()
-        if job.ending is not None:
-            self._finish(job, *job.ending)
-        elif not job.open_choices:
-            self._finish(job, Outcome.OK, "")
+        if not transfer.abandoned:
+            # It failed on this side; the prefill worker need not go on.
+            self._outputs.append(CancelOut(transfer.target, transfer.transfer_id))
+        if job.open_choices:
+            self._requeue_prompt(job)
         else:
-            if not transfer.abandoned or job.next_target > 0:
-                job.timings.prefill_retries += 1
-            self._scheduler.enqueue(job.prompt)
+            job.prompt.table.release()
+            self._finish(job, *(job.ending or (Outcome.OK, "")))
+
+    def _requeue_prompt(self, job: Job) -> None:
+        """Have it filled by the next target, or here; what landed whole is found in the cache."""
+        job.timings.prefill_retries += 1
+        job.prompt.table.release()
+        self._scheduler.enqueue(job.prompt)
 
     # --- ending ------------------------------------------------------------------------------------
 
@@ -310,7 +321,7 @@ class DecodeEngine:
                 job.timings,
                 prompt_tokens=len(request.prompt_ids),
                 output_tokens=sum(len(choice.output_ids) for choice in job.choices),
-                total_seconds=time.monotonic() - job.timings.arrived,
+                total_seconds=self._clock() - job.timings.arrived,
                 traceparent=request.traceparent,
             )
         )
@@ -320,7 +331,7 @@ class DecodeEngine:
     def next_deadline(self) -> float | None:
         limits = [self._limit_of(job) for job in self._jobs.values()]
         soonest = min((limit for limit in limits if limit is not None), default=None)
-        return None if soonest is None else max(0.0, soonest - time.monotonic())
+        return None if soonest is None else max(0.0, soonest - self._clock())
 
     def _limit_of(self, job: Job) -> float | None:
         if job.ending is not None:
@@ -332,7 +343,7 @@ class DecodeEngine:
         return min((limit for limit in (job.deadline, silent) if limit is not None), default=None)
 
     def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for job in [job for job in self._jobs.values() if (limit := self._limit_of(job)) is not None and limit <= now]:
             if job.deadline is not None and job.deadline <= now:
                 self._end(job, Outcome.DEADLINE, f"not finished within {job.request.timeout:.3f} s")
@@ -364,7 +375,7 @@ class DecodeEngine:
         """A sequence has its blocks: have it filled elsewhere, or compute it here."""
         job = sequence.job
         if job.timings.admitted is None:
-            job.timings.admitted = time.monotonic()
+            job.timings.admitted = self._clock()
             job.timings.decode_cached_tokens = sequence.table.num_cached
         self._figures.tokens_cached += sequence.table.num_cached
         if sequence.is_prompt and (found := self._next_prefill_worker(job)) is not None:
@@ -384,7 +395,7 @@ class DecodeEngine:
         return None
 
     def _compute(self, work: Seq[Work]) -> None:
-        begun = time.monotonic()
+        begun = self._clock()
         logits = self._runner.run([_to_chunk(item) for item in work])
         drawn = self._draw([item.sequence for item in work if item.wants_logits], logits)
         for item in work:
@@ -393,7 +404,7 @@ class DecodeEngine:
             self._append(choice, token)
         for item in work:
             self._advance(item.sequence)
-        self._record(work, time.monotonic() - begun)
+        self._record(work, self._clock() - begun)
 
     def _draw(self, sequences: Seq[Sequence], logits: torch.Tensor) -> list[tuple[Sequence, SampledToken]]:
         """One logits row per sequence; a prompt's row serves every choice that wants its first token."""
@@ -438,7 +449,7 @@ class DecodeEngine:
                 job = sequence.job
                 job.timings.prefill_worker = self._worker_id
                 job.timings.computed_tokens = len(job.request.prompt_ids) - sequence.table.num_cached
-                job.timings.prefill_seconds = time.monotonic() - (job.timings.admitted or job.timings.arrived)
+                job.timings.prefill_seconds = self._clock() - (job.timings.admitted or job.timings.arrived)
                 self._scheduler.remove(sequence)
                 self._prompt_filled(job)
         elif sequence.done:
@@ -451,7 +462,7 @@ class DecodeEngine:
 
     def _prompt_filled(self, job: Job) -> None:
         """Give every open choice its blocks: the first takes the prompt's over, the others fork from it."""
-        job.timings.prefilled = time.monotonic()
+        job.timings.prefilled = self._clock()
         prompt, choices = job.prompt, job.open_choices
         prompt.phase = Phase.DONE
         for choice in choices[1:]:

@@ -1,0 +1,194 @@
+"""Whatever happens in whatever order, a decode engine tells each client the same tokens and gives every block back."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from common.sampling import SamplingParams
+from decode_svc.messages import Cancel, PrefillProgressed, StreamGone
+from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget
+from tests.decode_svc.harness import DecodeHarness, Remote, Told
+from tests.factories.engines import VOCAB, reference
+
+PEERS = ("p1:1", "p2:1")
+LONGEST = 40
+
+#: Few families of prompts, so that prefixes are shared, in the middle of blocks too.
+prompts = st.builds(
+    lambda family, length: tuple((family * 7 + position * 5) % (VOCAB - 2) + 2 for position in range(length)),
+    st.integers(0, 1),
+    st.one_of(st.integers(1, 14), st.integers(1, LONGEST - 1)),
+)
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1.0]),
+    seed=st.integers(0, 3),
+    max_tokens=st.integers(1, 14),
+    min_tokens=st.just(0),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.sampled_from([(), (5, 6)]),
+    presence_penalty=st.sampled_from([0.0, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    logprobs=st.sampled_from([None, None, 2]),
+)
+candidates = st.lists(st.sampled_from(PEERS), max_size=3).map(
+    lambda addresses: tuple(PrefillTarget(address.split(":")[0], address) for address in addresses)
+)
+
+
+class DecodeEngineMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(10, 24),
+        budget=st.sampled_from([3, 7, 16]),
+        local_prefill_tokens=st.sampled_from([0, 4]),
+        max_batch_size=st.sampled_from([2, 5, 16]),
+    )
+    def start(self, num_blocks: int, budget: int, local_prefill_tokens: int, max_batch_size: int) -> None:
+        self.harness = DecodeHarness(
+            num_blocks=num_blocks,
+            block_size=4,
+            budget=budget,
+            max_batch_size=max_batch_size,
+            max_waiting=6,
+            max_request_tokens=LONGEST,
+            local_prefill_tokens=local_prefill_tokens,
+            peers=PEERS,
+        )
+        self.count = 0
+
+    def remotes(self) -> list[Remote]:
+        return [r for r in self.harness.remotes.values() if not r.over]
+
+    def open(self) -> list[Told]:
+        return [told for told in self.harness.told.values() if told.open]
+
+    # --- the gateway -----------------------------------------------------------------------------------
+
+    @rule(
+        prompt=prompts,
+        params=sampling,
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        ranked=candidates,
+        stream=st.sampled_from(["a", "b"]),
+        timeout=st.sampled_from([None, None, 20.0]),
+        replayed=st.one_of(st.none(), st.lists(st.integers(0, 15), min_size=3, max_size=3)),
+    )
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        n: int,
+        ranked: tuple[PrefillTarget, ...],
+        stream: str,
+        timeout: float | None,
+        replayed: list[int] | None,
+    ) -> None:
+        choices = tuple(self.prefix(prompt, params, i, replayed[i] if replayed else 0) for i in range(n))
+        if all(choice.finished for choice in choices):
+            return
+        self.count += 1
+        request = DecodeRequest(
+            stream, f"r{self.count}", 0, prompt, choices, params, ranked, timeout=timeout, cache_salt=""
+        )
+        self.harness.submit(request)
+
+    def prefix(self, prompt: tuple[int, ...], params: SamplingParams, choice: int, length: int) -> ChoicePrefix:
+        output, _ = reference(prompt, params, choice, LONGEST)
+        return ChoicePrefix(tuple(output[:length]), finished=length >= len(output))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.open())
+    def cancel(self, data: st.DataObject) -> None:
+        told = data.draw(st.sampled_from(self.open()))
+        told.cancelled = True
+        self.harness.engine.handle(Cancel(*told.request.key))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.open())
+    def cancel_choice(self, data: st.DataObject) -> None:
+        told = data.draw(st.sampled_from(self.open()))
+        index = data.draw(st.integers(0, len(told.request.choices)))
+        if index not in told.reasons:
+            told.cancelled_choices.add(index)
+        self.harness.engine.handle(Cancel(*told.request.key, choice=index))
+
+    @rule(stream=st.sampled_from(["a", "b"]))
+    def stream_breaks(self, stream: str) -> None:
+        for told in self.open():
+            told.cancelled |= told.request.stream == stream
+        self.harness.engine.handle(StreamGone(stream))
+
+    # --- the engine ------------------------------------------------------------------------------------
+
+    @rule(count=st.sampled_from([1, 1, 3, 10]))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+
+    @rule(seconds=st.sampled_from([0.1, 3.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.harness.clock.now += seconds
+
+    # --- prefill workers and the transfer thread -------------------------------------------------------
+
+    @rule(peer=st.sampled_from(PEERS))
+    def pair_or_part(self, peer: str) -> None:
+        if self.harness.peers.pop(peer, None) is None:
+            self.harness.peers[peer] = f"{peer}-incarnation"
+
+    @rule(data=st.data(), count=st.integers(1, 20))
+    @precondition(lambda self: self.harness.remotes)
+    def kv_lands(self, data: st.DataObject, count: int) -> None:
+        remote = data.draw(st.sampled_from(list(self.harness.remotes.values())))
+        self.harness.land(remote, count)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.harness.remotes)
+    def first_tokens_come(self, data: st.DataObject) -> None:
+        """Late, twice, or never asked for: all the same."""
+        self.harness.send_first(data.draw(st.sampled_from(list(self.harness.remotes.values()))))
+
+    @rule(data=st.data(), ok=st.booleans())
+    @precondition(lambda self: self.remotes())
+    def prefill_ends(self, data: st.DataObject, ok: bool) -> None:
+        """In any order relative to KV and first tokens, which may never have come."""
+        self.harness.send_terminal(data.draw(st.sampled_from(self.remotes())), ok=ok)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.remotes())
+    def prefill_completes(self, data: st.DataObject) -> None:
+        self.harness.complete(data.draw(st.sampled_from(self.remotes())))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.remotes())
+    def prefill_progresses(self, data: st.DataObject) -> None:
+        remote = data.draw(st.sampled_from(self.remotes()))
+        self.harness.engine.handle(PrefillProgressed(remote.run.transfer_id))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.harness.transfer.receives)
+    def transfer_fails(self, data: st.DataObject) -> None:
+        self.harness.transfer.finish_receive(data.draw(st.sampled_from(list(self.harness.transfer.receives))), "failed")
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.harness.transfer.events)
+    def event_arrives(self, data: st.DataObject) -> None:
+        transfer = self.harness.transfer
+        self.harness.engine.handle(transfer.take_event(data.draw(st.integers(0, len(transfer.events) - 1))))
+
+    # --- rules -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def consistent(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        self.harness.finish()
+        assert self.harness.counts[Outcome.FAILED] == 0
+
+
+DecodeEngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestDecodeEngine = DecodeEngineMachine.TestCase
