@@ -1,13 +1,12 @@
 """`python -m decode_svc` and `tandem decode`."""
 
-import asyncio
 from typing import Any
 
 import click
 
 from common.config import HOST_PORT, option, run_command
 from common.service.options import split_options, worker_options
-from common.service.worker_process import WorkerProcess
+from common.service.worker_process import run_worker
 from common.telemetry.logs import configure_logging
 from decode_svc.assembly import DecodeOptions, DecodeWorker
 
@@ -31,13 +30,12 @@ def command(**values: Any) -> None:
     engine_options, options, rest = split_options(values)
     configure_logging(options.log_level, options.log_format)
     own_options = DecodeOptions(**rest, redis=options.redis)
-    process = WorkerProcess(
+    run_worker(
         "decode",
         engine_options,
         options,
         lambda parts, context: DecodeWorker(parts, context, engine_options, own_options),
     )
-    asyncio.run(process.run())
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """`python -m prefill_svc` and `tandem prefill`."""
 
-import asyncio
 from typing import Any
 
 import click
 
 from common.config import run_command
 from common.service.options import split_options, worker_options
-from common.service.worker_process import WorkerProcess
+from common.service.worker_process import run_worker
 from common.telemetry.logs import configure_logging
 from prefill_svc.assembly import PrefillWorker
 
@@ -17,10 +16,7 @@ from prefill_svc.assembly import PrefillWorker
 def command(**values: Any) -> None:
     engine_options, options, _ = split_options(values)
     configure_logging(options.log_level, options.log_format)
-    process = WorkerProcess(
-        "prefill", engine_options, options, lambda parts, context: PrefillWorker(parts, context, engine_options)
-    )
-    asyncio.run(process.run())
+    run_worker("prefill", engine_options, options, lambda parts, context: PrefillWorker(parts, context, engine_options))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from common.pb.tandem.v1 import worker_pb2_grpc
 from common.rpc.server import RpcServer
 from common.service.engine_parts import EngineParts, build_engine_parts
 from common.service.identity import WorkerIdentity, WorkerRole
-from common.service.lifecycle import Drainable, ShutdownSignal, listen, serve_until_shutdown
+from common.service.lifecycle import Drainable, ShutdownSignal, check_port_is_free, listen, serve_until_shutdown
 from common.service.options import EngineOptions, ProcessOptions
 from common.service.status import StatusCollector, WorkerServicer
 from common.telemetry.tracing import Tracing
@@ -82,13 +82,25 @@ class Worker(Protocol):
 BuildWorker = Callable[[EngineParts, WorkerContext], Worker]
 
 
-class WorkerProcess:
-    """Everything of one worker process. `run` returns when it has drained."""
+def run_worker(role: WorkerRole, engine_options: EngineOptions, options: ProcessOptions, build: BuildWorker) -> None:
+    """Load the model, then serve until told to stop.
 
-    def __init__(
-        self, role: WorkerRole, engine_options: EngineOptions, options: ProcessOptions, build: BuildWorker
-    ) -> None:
-        self._engine_options = engine_options
+    Loading has no event loop and no signal handlers yet, so that SIGTERM and Ctrl-C end a slow start at once.
+
+    Raises:
+        ConfigError, ModelError: before anything serves; a port that is taken is found before the model is loaded.
+        Exception: what made a thread of the worker die.
+    """
+    check_port_is_free(options.host, options.port)
+    parts = build_engine_parts(engine_options)
+    asyncio.run(WorkerProcess(role, parts, options, build).run())
+
+
+class WorkerProcess:
+    """Everything of one worker process but the loading. `run` returns when it has drained."""
+
+    def __init__(self, role: WorkerRole, parts: EngineParts, options: ProcessOptions, build: BuildWorker) -> None:
+        self._parts = parts
         self._options = options
         self._build = build
         self._identity = WorkerIdentity.new(role, options.worker_id)
@@ -96,11 +108,10 @@ class WorkerProcess:
         self._address = ""
 
     async def run(self) -> None:
-        """Raises ConfigError or ModelError before serving, or what made a thread of the worker die."""
+        """Raises what made a thread of the worker die."""
         shutdown = ShutdownSignal()
         shutdown.install()
         tracing = Tracing(self._identity.role, self._identity.worker_id)
-        self._parts = await asyncio.to_thread(build_engine_parts, self._engine_options)
         context = WorkerContext(
             identity=self._identity,
             tracer=tracing.tracer(),
