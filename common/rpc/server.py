@@ -33,28 +33,31 @@ class RpcServer:
             for key, value in SERVER_OPTIONS
         ]
         self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+        self._services: tuple[str, ...] = ()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # absent from the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
     async def start(self, host: str, port: int, services: Iterable[str]) -> int:
-        """Listen (port 0: any free one) and return the port. `services` are full names, for reflection.
+        """Listen (port 0: any free one) and return the port. `services` are full names, for reflection and health.
 
         Raises ConfigError if the address cannot be bound.
         """
-        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._services = tuple(services)
+        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
         try:
             bound = self.grpc.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}", field="port") from error
-        await self.grpc.start()
         await self.set_serving(False)
+        await self.grpc.start()
         return bound
 
     async def set_serving(self, serving: bool) -> None:
-        """What the standard health service answers."""
+        """What the standard health service answers, for the server as a whole and for each of its services."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", status)
+        for service in ("", *self._services):
+            await self._health.set(service, status)
 
     async def stop(self, grace: float) -> None:
         """Refuse new calls, give running ones `grace` seconds, then end them."""
