@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,6 +66,16 @@ class Member:
         self.process.send_signal(number)
         return self.process.wait(PATIENCE)
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Hang the process (SIGSTOP) for as long as the block runs; its sockets stay open."""
+        assert self.process is not None, f"{self.name} does not run"
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -113,6 +123,7 @@ class Cluster:
             {
                 "--worker-id": name,
                 "--port": str(free_port()),
+                "--metrics-port": str(free_port()),
                 "--threads": "1",
                 "--drain-seconds": "10",
                 **self.worker_options,
@@ -149,6 +160,15 @@ class Cluster:
 
     def grpc_target_of(self, gateway: str) -> str:
         return f"{LOOPBACK}:{self.members[gateway].options['--grpc-port']}"
+
+    def metrics(self, name: str) -> str:
+        """What Prometheus gets from a worker or a gateway."""
+        member = self.members[name]
+        if member.module == "gateway":
+            url = self.url_of(name)
+        else:
+            url = f"http://{LOOPBACK}:{member.options['--metrics-port']}"
+        return httpx.get(f"{url}/metrics", trust_env=False, timeout=PATIENCE).text
 
     @property
     def url(self) -> str:
@@ -191,12 +211,19 @@ class Cluster:
         dead = [name for name, member in self.members.items() if not member.alive]
         assert not dead, f"{dead} ended: " + "\n".join((self.scratch / f"{name}.log").read_text() for name in dead)
 
-    def wait_idle(self, seconds: float = PATIENCE) -> None:
-        """Until no worker holds a block, a transfer or a request; the books must balance too."""
-        for name in self.workers:
+    def wait_idle(self, seconds: float = PATIENCE, workers: Sequence[str] | None = None) -> None:
+        """Until no worker (of `workers`, if given) holds a block, a transfer or a request; the books must balance."""
+        for name in self.workers if workers is None else workers:
             eventually(lambda name=name: _is_idle(self.status(name)), seconds=seconds, what=f"{name} being idle")
             blocks = self.status(name).blocks
             assert blocks.free + blocks.cached == blocks.total, blocks
+
+    def restore(self) -> None:
+        """Start whoever is dead again, under the same name and port, and wait until all is whole."""
+        for member in self.members.values():
+            if not member.alive:
+                member.start()
+        self.wait_ready()
 
 
 def _answers(url: str) -> bool:
