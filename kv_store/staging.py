@@ -4,7 +4,7 @@ A receiver's slot is `free`, `granted` (to one peer under one generation) or `qu
 that went away without proof that it can write no more). free + granted + quarantined = total at any moment.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -60,7 +60,8 @@ class StagingPool:
     def __init__(self, num_slots: int, min_share: int = 2) -> None:
         assert num_slots >= min_share > 0, f"{num_slots} staging slots, at least {min_share} are needed"
         self._slots = [_Slot() for _ in range(num_slots)]
-        self._free: deque[int] = deque(range(num_slots))
+        #: Last freed, first granted: its memory is still in the caches.
+        self._free = list(range(num_slots))
         #: Granted or quarantined slots by peer.
         self._held: Counter[str] = Counter()
         self._quarantined = 0
@@ -138,7 +139,7 @@ class StagingPool:
         assert len(set(self._free)) == len(self._free) == counted.free, f"free list {list(self._free)}"
 
     def _grant_one(self, peer: str) -> SlotGrant:
-        slot = self._free.popleft()
+        slot = self._free.pop()
         state = self._slots[slot]
         state.generation += 1
         state.peer, state.granted = peer, True

@@ -1,6 +1,5 @@
 """What the sender knows of one peer: its staging region, the credits it gave, and the writes towards it."""
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from kv_store.staging import SlotGrant
@@ -62,7 +61,8 @@ class Lane:
     agent: str
     slot_bytes: int
     num_slots: int
-    credits: deque[SlotGrant] = field(default_factory=deque)
+    #: Last granted, first used: the peer has just read that slot, so its memory is still in the caches.
+    credits: list[SlotGrant] = field(default_factory=list)
     sends: dict[int, Send] = field(default_factory=dict)
     writes: list[Write] = field(default_factory=list)
 

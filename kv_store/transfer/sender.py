@@ -241,7 +241,7 @@ class KVSender:
         wire = self._memory[offset : offset + num_bytes]
         slots = chunk.slots[part.first_token : part.first_token + part.num_tokens]
         self._copier.gather(part.first_layer, part.num_layers, slots, wire)
-        grant = lane.credits.popleft()
+        grant = lane.credits.pop()
         header = make_header(send.transfer_id, self._incarnation, send.peer, grant, part, num_bytes, send.sequence)
         header.first_token += chunk.first_token
         header.num_heads = self._copier.shape.kv_heads

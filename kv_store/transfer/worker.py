@@ -25,13 +25,15 @@ from kv_store.staging import SlotGrant
 from kv_store.transfer.counters import TransferCounters
 from kv_store.transfer.events import TransferEvent
 from kv_store.transfer.machine import TransferMachine
-from kv_store.transfer.pacing import Pace
+from kv_store.transfer.pacing import Alarm, Pace
 from kv_store.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
 #: How long `close` waits for writes that are under way.
 CLOSE_SECONDS = 1.0
+#: How old the counters may be when nothing seems to have changed.
+COUNTERS_SECONDS = 0.1
 
 
 class KVTransfer:
@@ -79,13 +81,14 @@ class KVTransfer:
         self._pace = Pace()
         self._commands: deque[Callable[[], None]] = deque()
         self._chunk_ids = itertools.count()
-        self._wake = threading.Event()
+        self._alarm = Alarm()
         self._stopping = False
         #: Guards `_ended` against a command that is posted while the thread ends.
         self._end_lock = threading.Lock()
         self._ended = False
         self._failure: BaseException | None = None
         self._counters = self._machine.count()
+        self._counted_at = self._clock()
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
 
     # --- life ----------------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ class KVTransfer:
     def close(self) -> None:
         """End the thread and the transport; transfers that are open fail. Idempotent."""
         self._stopping = True
-        self._wake.set()
+        self._alarm.ring()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -110,7 +113,7 @@ class KVTransfer:
         return self._machine.local_peer()
 
     def counters(self) -> TransferCounters:
-        """As of the thread's last round, at most a moment ago."""
+        """As of one of the thread's last rounds, a moment ago."""
         return self._counters
 
     # --- peers ---------------------------------------------------------------------------------------
@@ -160,7 +163,7 @@ class KVTransfer:
     ) -> None:
         """The KV of layers [0, num_layers_done) of those chunks is final (once `event` has happened, if given)."""
         command = partial(self._machine.sender.layers_ready, chunk_ids, num_layers_done, event, self._clock())
-        # While sends are open the thread looks about every millisecond; only the end of compute is worth a wake-up.
+        # While sends are open the thread looks every few milliseconds; only the end of compute is worth a wake-up.
         self._post(command, wake=num_layers_done == self._num_layers)
 
     def close_send(self, transfer_id: int) -> None:
@@ -192,7 +195,7 @@ class KVTransfer:
         """Have the thread run `command`; without effect once it has ended."""
         self._commands.append(command)
         if wake:
-            self._wake.set()
+            self._alarm.ring()
 
     def _post_or_raise(self, command: Callable[[], None]) -> None:
         """For commands that are owed an event, which nobody would send once the thread has ended."""
@@ -207,16 +210,21 @@ class KVTransfer:
             while not self._stopping:
                 commands = self._run_commands()
                 moving = self._machine.round()
-                self._counters = self._machine.count()
+                self._refresh_counters(commands > 0 or moving)
                 delay = self._pace.delay(
                     busy=moving or commands > 0, polling=self._machine.wants_polling, paired=self._machine.is_paired
                 )
-                self._wake.wait(delay)
-                self._wake.clear()
+                self._alarm.sleep(delay)
         except BaseException as failure:
             self._failure = failure
             logger.critical("the transfer thread failed", exc_info=True)
         self._end()
+
+    def _refresh_counters(self, changed: bool) -> None:
+        now = self._clock()
+        if changed or now - self._counted_at > COUNTERS_SECONDS:
+            self._counters = self._machine.count()
+            self._counted_at = now
 
     def _run_commands(self) -> int:
         count = len(self._commands)

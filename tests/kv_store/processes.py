@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Endpoint:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    @property
+    @cached_property
     def info(self) -> str:
         """Its TransportPeer, once it is up."""
         return str(self.wait("Ready")["info"])

@@ -166,7 +166,7 @@ def test_the_same_part_under_a_fresh_grant_is_a_duplicate(sender: FakeWorker, re
 
 
 def spare_grant(sender: FakeWorker) -> SlotGrant:
-    return sender.machine.sender._lanes["receiver"].credits.popleft()
+    return sender.machine.sender._lanes["receiver"].credits.pop()
 
 
 def test_a_message_under_an_old_generation_is_late(sender: FakeWorker, receiver: FakeWorker) -> None:
@@ -174,12 +174,11 @@ def test_a_message_under_an_old_generation_is_late(sender: FakeWorker, receiver:
     deliver(receiver, old)
     seal(sender, receiver)
     slot = KvHeader.FromString(old.payload).slot
-    for transfer_id in range(20, 30):
-        deliver(receiver, run_until_first_message(sender, receiver, transfer_id))
-        seal(sender, receiver)
+    regranted = receiver.take_credits() + receiver.machine.receiver._pool.grant("sender", 8)
+    assert slot in [grant.slot for grant in regranted]
     before = receiver.pages.clone()
     deliver(receiver, old)
-    assert dropped(receiver) == {"late": 1}, f"slot {slot} was not granted anew"
+    assert dropped(receiver) == {"late": 1}
     assert torch.equal(receiver.pages, before)
 
 
