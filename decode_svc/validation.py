@@ -26,8 +26,8 @@ class RequestLimits:
 def check_request(request: DecodeRequest, limits: RequestLimits) -> None:
     """Raise InvalidRequest naming the field that makes `request` impossible."""
     _check_tokens(request, limits)
-    _check_choices(request, limits)
     _check_sampling(request, limits)
+    _check_choices(request, limits)
     if request.timeout is not None and not request.timeout <= MAX_TIMEOUT:
         raise InvalidRequest(f"timeout_seconds {request.timeout!r} is out of range", field="timeout_seconds")
 

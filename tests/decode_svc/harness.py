@@ -199,6 +199,8 @@ class DecodeHarness:
                 case RunOut():
                     self.remotes[output.transfer_id] = Remote(output)
                 case CancelOut():
+                    assert output.transfer_id in self.remotes, f"cancelled {output}, which was never asked for"
+                    assert output not in self.cancels, f"cancelled twice: {output}"
                     self.cancels.append(output)
                 case AcceptedOut() | RejectedOut() | ShortageOut():
                     self.told[(output.request_id, output.attempt)].answers.append(output)

@@ -17,7 +17,7 @@ LONGEST = 40
 prompts = st.builds(
     lambda family, length: tuple((family * 7 + position * 5) % (VOCAB - 2) + 2 for position in range(length)),
     st.integers(0, 1),
-    st.one_of(st.integers(1, 14), st.integers(1, LONGEST - 1)),
+    st.one_of(st.integers(1, 14), st.integers(15, LONGEST - 1), st.just(LONGEST - 1)),
 )
 sampling = st.builds(
     SamplingParams,
@@ -38,7 +38,7 @@ candidates = st.lists(st.sampled_from(PEERS), max_size=3).map(
 
 class DecodeEngineMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(10, 24),
+        num_blocks=st.sampled_from([10, 10, 13, 24]),
         budget=st.sampled_from([3, 7, 16]),
         local_prefill_tokens=st.sampled_from([0, 4]),
         max_batch_size=st.sampled_from([2, 5, 16]),
