@@ -11,6 +11,7 @@ still shows, so compare figures of one run only.
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ def best_seconds(run: Callable[[], object], rounds: int) -> float:
     return min(times)
 
 
-def measure_read_bandwidth(kernels: Kernels, rounds: int) -> float:
+def measure_read_bandwidth(rounds: int) -> float:
     """Bytes a second while every byte of 512 MB in huge pages is read once."""
     data = map_region(512 * 1024 * 1024)[: 128 * 1024 * 1024].fill_(1.0).view(1024, -1)
     ones = torch.ones(data.shape[1])
@@ -93,7 +94,7 @@ def bench_attention(name: str, lengths: Sequence[tuple[int, int]], kernels: Sequ
     pairs = sum(t + 1 for start, n in lengths for t in range(start, start + n))
     work = 4 * pairs * QUERY_HEADS * HEAD_DIM * LAYERS
     for kernel in kernels:
-        seconds = best_seconds(lambda k=kernel: attend_all(k, query, pages, batch), rounds)
+        seconds = best_seconds(partial(attend_all, kernel, query, pages, batch), rounds)
         print(f"{name} {seconds * 1e3:9.1f} ms {kernel.name:9s} {work / seconds / 1e9:7.1f} GFLOP/s")
 
 
@@ -111,7 +112,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     kernels = CpuKernels()
-    bandwidth = measure_read_bandwidth(kernels, options.rounds)
+    bandwidth = measure_read_bandwidth(options.rounds)
     flops = measure_peak_flops(kernels, options.rounds)
     print(f"{options.threads} threads: reads {bandwidth / 1e9:.1f} GB/s, multiplies {flops / 1e9:.0f} GFLOP/s")
     step = Step(kernels)

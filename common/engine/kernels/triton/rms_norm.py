@@ -22,14 +22,16 @@ def rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < N
-    value = tl.load(x + row * x_stride + at, mask=inside, other=0.0)
+    dtype = out.dtype.element_ty  # results are rounded where torch rounds them, and computed in fp32
+    value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        value = value + tl.load(residual + row * N + at, mask=inside, other=0.0)
-        tl.store(residual + row * N + at, value, mask=inside)
-    wide = value.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / N + eps)
-    normed = (wide * scale).to(out.dtype.element_ty)
-    tl.store(out + row * N + at, normed * tl.load(weight + at, mask=inside, other=0.0), mask=inside)
+        value = value + tl.load(residual + row * N + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(residual + row * N + at, value.to(dtype), mask=inside)
+        value = value.to(dtype).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / N + eps)
+    normed = (value * scale).to(dtype).to(tl.float32)
+    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * N + at, (normed * factor).to(dtype), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

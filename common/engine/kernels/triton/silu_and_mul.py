@@ -21,9 +21,10 @@ def silu_and_mul_kernel(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < N
     gate = tl.load(gate_up + row * stride + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + N + at, mask=inside, other=0.0)
-    activated = gate / (1.0 + tl.exp(-gate))
-    tl.store(out + row * N + at, activated.to(up.dtype) * up, mask=inside)
+    up = tl.load(gate_up + row * stride + N + at, mask=inside, other=0.0).to(tl.float32)
+    dtype = out.dtype.element_ty
+    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)  # rounded where torch rounds it
+    tl.store(out + row * N + at, (activated * up).to(dtype), mask=inside)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
