@@ -82,6 +82,13 @@ async def _remove(redis: Redis, keys: Keys, worker_id: str, incarnation: str) ->
     await redis.eval(_REMOVE, 2, keys.workers, keys.heartbeat(worker_id), worker_id, incarnation)
 
 
+def _notice_cancellation() -> None:
+    """redis-py swallows a cancellation that comes in the moment in which a call succeeds."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Announcer:
     """Keeps one worker's record in the registry for as long as `run` runs."""
 
@@ -112,6 +119,7 @@ class Announcer:
                 if failures:
                     _log.info("announced in Redis again")
                 failures = 0
+                _notice_cancellation()
                 await asyncio.sleep(self._interval)
 
     def _backoff(self, failures: int) -> float:

@@ -230,9 +230,7 @@ class _WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def GetManifest(self, request: worker_pb2.GetManifestRequest, context: Context) -> worker_pb2.Manifest:
         return self._worker.manifest
 
-    async def Watch(
-        self, request: worker_pb2.WatchRequest, context: Context
-    ) -> AsyncIterator[worker_pb2.WorkerStatus]:
+    async def Watch(self, request: worker_pb2.WatchRequest, context: Context) -> AsyncIterator[worker_pb2.WorkerStatus]:
         while True:
             waiting = asyncio.ensure_future(self._worker.changed())
             status = worker_pb2.WorkerStatus()
