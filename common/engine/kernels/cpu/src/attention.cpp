@@ -8,6 +8,7 @@
 // A work item is a block of queries of one (sequence, kv head). A sequence whose chunk is one block (a decode, most
 // often) is split by tiles instead, so that one long context occupies all cores; a second phase merges.
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "gemm.h"
@@ -130,11 +131,6 @@ struct Worker {
         }
     }
 
-    // The rows of a head lie apart, where no hardware prefetcher finds them.
-    void prefetch_row(const float* row) const {
-        for (int64_t d = 0; d < a.D; d += 16) __builtin_prefetch(row + d);
-    }
-
     // Positions [p0, p0 + count): keys as panels [.][D][NR], values as panels [.][count][NR].
     void gather_tile(const Item& item, int64_t p0, int64_t count) {
         const float *keys[KB], *values[KB];
@@ -144,13 +140,9 @@ struct Worker {
             int64_t at = block * a.block_stride + (offset * a.G + item.g) * a.D;
             keys[i] = a.k_cache + at;
             values[i] = a.v_cache + at;
-            prefetch_row(keys[i]);
         }
         for (int64_t i = count; i < ceil_div(count, NR) * NR; i++) keys[i] = scratch.zeros;
-        for (int64_t i = 0; i < count; i += NR) {
-            for (int64_t j = i; j < std::min<int64_t>(count, i + NR); j++) prefetch_row(values[j]);
-            transpose_into_panel(keys + i, a.D, scratch.keys + i * a.D);
-        }
+        for (int64_t i = 0; i < count; i += NR) transpose_into_panel(keys + i, a.D, scratch.keys + i * a.D);
         for (int64_t d = 0; d < a.D; d += NR) {
             int64_t width = std::min<int64_t>(NR, a.D - d);
             float* panel = scratch.values + d * count;
@@ -256,8 +248,12 @@ struct Plan {
     explicit Plan(const Attention& a) {
         for (int64_t s = 0; s < a.S; s++)
             for (int64_t g = 0; g < a.G; g++) add(a, s, g);
-        auto heavier = [](const Item& x, const Item& y) { return x.cost() > y.cost(); };
-        std::stable_sort(items.begin(), items.end(), heavier);
+        // Heaviest first, to end together; equal ones so that heads that lie side by side are read together.
+        auto before = [](const Item& x, const Item& y) {
+            if (x.cost() != y.cost()) return x.cost() > y.cost();
+            return std::tie(x.s, x.tile0, x.t0, x.g) < std::tie(y.s, y.tile0, y.t0, y.g);
+        };
+        std::sort(items.begin(), items.end(), before);
     }
 
     void add(const Attention& a, int64_t s, int64_t g) {
