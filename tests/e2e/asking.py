@@ -1,13 +1,17 @@
-"""Asks a gateway over gRPC for tokens, and says what came and by which way. Knows no test."""
+"""Asks for tokens, through a gateway or straight at a decode worker, and says what came and by which way."""
 
-from collections.abc import Sequence
+import queue
+import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from common.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from common.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, inference_pb2, inference_pb2_grpc
 from common.pb.tandem.v1.generation_pb2 import RequestStats
+from common.rpc.convert import sampling_to_proto
+from common.sampling import SamplingParams
 from tests.e2e.cluster import PATIENCE
 
 
@@ -17,11 +21,14 @@ class Choice:
     #: Of the chosen tokens; empty unless asked for.
     logprobs: list[float] = field(default_factory=list)
 
+    def add(self, token_ids: Iterable[int], logprobs: Iterable[Any]) -> None:
+        self.token_ids += token_ids
+        self.logprobs += [entry.chosen.logprob for entry in logprobs]
+
 
 @dataclass(frozen=True)
 class Generated:
     choices: Sequence[Choice]
-    cached_tokens: int
     stats: RequestStats
 
     @property
@@ -33,6 +40,11 @@ class Generated:
     @property
     def all_token_ids(self) -> list[list[int]]:
         return [choice.token_ids for choice in self.choices]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that nobody had to compute."""
+        return self.stats.prompt_tokens - self.stats.computed_tokens
 
     @property
     def was_transferred(self) -> bool:
@@ -51,7 +63,55 @@ def generate(target: str, prompt_ids: Sequence[int], *, n: int = 1, **options: A
     )
     with grpc.insecure_channel(target) as channel:
         for response in inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=PATIENCE):
-            choice = choices[response.delta.choice]
-            choice.token_ids += response.delta.token_ids
-            choice.logprobs += [entry.chosen.logprob for entry in response.delta.logprobs]
-    return Generated(choices, response.summary.cached_tokens, response.summary.stats)
+            delta = response.delta
+            choices[delta.choice].add(delta.token_ids, delta.logprobs)
+    summary = response.summary
+    assert summary.cached_tokens == summary.stats.prompt_tokens - summary.stats.computed_tokens
+    return Generated(choices, summary.stats)
+
+
+def submit(
+    decode: str,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    prefill: Sequence[str] = (),
+    n: int = 1,
+    salt: str,
+) -> Generated:
+    """One request straight to the decode worker at `decode`, as a gateway would send it.
+
+    Args:
+        prefill: addresses of prefill workers to ask, best first; empty: the decode worker prefills.
+        salt: requests with another one share no cache.
+    """
+    message = decode_pb2.SubmitRequest(
+        request_id=uuid.uuid4().hex,
+        prompt_ids=prompt_ids,
+        choices=[decode_pb2.ChoicePrefix() for _ in range(n)],
+        sampling=sampling_to_proto(params),
+        prefill_candidates=[decode_pb2.PrefillCandidate(worker_id=p, address=p) for p in prefill],
+        cache_salt=salt,
+    )
+    outbox: queue.SimpleQueue[decode_pb2.GatewayMessage | None] = queue.SimpleQueue()
+    outbox.put(decode_pb2.GatewayMessage(hello=decode_pb2.GatewayHello(gateway_id="test")))
+    outbox.put(decode_pb2.GatewayMessage(submit=message))
+    with grpc.insecure_channel(decode) as channel:
+        try:
+            call = decode_pb2_grpc.DecodeStub(channel).Submit(iter(outbox.get, None), timeout=PATIENCE)
+            return _follow(call, n)
+        finally:
+            outbox.put(None)
+
+
+def _follow(call: Iterable[decode_pb2.DecodeMessage], n: int) -> Generated:
+    choices = [Choice() for _ in range(n)]
+    for message in call:
+        assert message.WhichOneof("message") in ("hello", "accepted", "step"), message
+        for delta in message.step.deltas:
+            assert delta.first_index == len(choices[delta.choice].token_ids), delta
+            choices[delta.choice].add(delta.token_ids, delta.logprobs)
+        for finished in message.step.finished:
+            assert finished.outcome == decode_pb2.OUTCOME_OK, finished
+            return Generated(choices, finished.stats)
+    raise AssertionError("the worker ended the stream before the request")

@@ -237,6 +237,10 @@ def _is_idle(status: pb.WorkerStatus) -> bool:
     return status.blocks.owned == status.running == status.waiting == status.transfers == 0
 
 
+def _as_keywords(options: Mapping[str, str]) -> dict[str, str]:
+    return {key.removeprefix("--").replace("-", "_"): value for key, value in options.items()}
+
+
 @contextlib.contextmanager
 def running_cluster(
     model: Path,
@@ -247,17 +251,17 @@ def running_cluster(
     worker_options: Mapping[str, str] | None = None,
     gateway_options: Mapping[str, str] | None = None,
     decode_options: Mapping[str, str] | None = None,
+    prefill_options: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """A ready cluster; every process is gone afterwards. `scratch` must have a short path (unix socket)."""
     cluster = Cluster(model, scratch, worker_options or {}, gateway_options or {}, env or {})
-    own = {key.removeprefix("--").replace("-", "_"): value for key, value in (decode_options or {}).items()}
     try:
         cluster.start_valkey()
         for index in range(prefill):
-            cluster.add_worker(f"prefill-{index}")
+            cluster.add_worker(f"prefill-{index}", **_as_keywords(prefill_options or {}))
         for index in range(decode):
-            cluster.add_worker(f"decode-{index}", **own)
+            cluster.add_worker(f"decode-{index}", **_as_keywords(decode_options or {}))
         cluster.add_gateway()
         cluster.wait_ready()
         yield cluster
