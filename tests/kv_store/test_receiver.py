@@ -238,3 +238,21 @@ def test_a_receive_of_nothing_needs_only_the_seal(sender: FakeWorker, receiver: 
 def test_a_receive_from_a_stranger_fails_at_once(receiver: FakeWorker) -> None:
     receiver.machine.receiver.open(1, "nobody", 0, as_slots([1]))
     assert [event.outcome for event in receiver.received()] == ["failed"]
+
+
+def test_a_peer_cannot_write_into_the_transfer_of_another(
+    sender: FakeWorker, receiver: FakeWorker, clock: FakeClock
+) -> None:
+    message = run_until_first_message(sender, receiver)
+    intruder = FakeWorker(sender.transport._network, "intruder", clock)
+    receiver.connect(intruder, receive=True).result(0)
+    receiver.machine.round()
+    grant = receiver.take_credits()[0]
+    before = receiver.pages.clone()
+    stolen = Notification("agent/intruder", message.payload)
+    deliver(receiver, stolen, sender="intruder", slot=grant.slot, generation=grant.generation)
+    assert dropped(receiver) == {"late": 1}
+    assert torch.equal(receiver.pages, before)
+    deliver(receiver, message)
+    seal(sender, receiver)
+    assert [event.outcome for event in receiver.received()] == ["ok"]
