@@ -51,7 +51,8 @@ class PrefillPair:
         post: Callable[[object], None],
         replaced: Callable[[str, str], None],
     ) -> None:
-        """`replaced(worker_id, incarnation)` is told of each new pairing before it is used."""
+        """`replaced(worker_id, incarnation)` is told of each new pairing before it is used; it may refuse it by
+        raising PeerUnreachable."""
         self.address = address
         self._hello = hello
         self._transfer = transfer
@@ -67,6 +68,8 @@ class PrefillPair:
         self._outbox: asyncio.Queue[pb.PrefillCommand] = asyncio.Queue()
         self._live: set[int] = set()
         self._call: Any = None
+        #: Why the present call was hung up, if it was.
+        self._hung_up = ""
 
     async def run(self) -> None:
         """Pair, and pair again after each loss, until nobody wants the worker any more."""
@@ -81,7 +84,8 @@ class PrefillPair:
             if self.greeted is not None:
                 failures, reached_at = 0, time.monotonic()
                 self._lose(self.greeted)
-            failures += 1
+            # Kept small enough for the power below to stay a number.
+            failures = min(failures + 1, 16)
             await asyncio.sleep(min(longest, 0.05 * 2.0**failures) * random.uniform(0.5, 1.0))
 
     def _note_failure(self, error: Exception) -> float:
@@ -101,6 +105,7 @@ class PrefillPair:
         """One stream, from Hello to its end. Returns when the other side ends it; raises when it fails."""
         self._outbox = asyncio.Queue()
         self._outbox.put_nowait(pb.PrefillCommand(hello=self._hello))
+        self._hung_up = ""
         async with open_channel(self.address) as channel:
             call = self._call = prefill_pb2_grpc.PrefillStub(channel).Run(self._commands())
             try:
@@ -112,6 +117,12 @@ class PrefillPair:
                     await self._pair(first.hello)
                 async for event in events:
                     self._handle(event)
+            except asyncio.CancelledError:
+                # Reading from a call that was hung up ends like this, too; that must not end the pair.
+                task = asyncio.current_task()
+                if not self._hung_up or (task is not None and task.cancelling()):
+                    raise
+                raise PeerUnreachable(self._hung_up) from None
             finally:
                 call.cancel()
                 self._call = None
@@ -120,6 +131,7 @@ class PrefillPair:
         """End the stream; what runs on it fails and the pair is made anew."""
         _log.warning("hanging up on a prefill worker", extra={"prefill_worker": self.worker_id, "reason": reason})
         if self._call is not None:
+            self._hung_up = reason
             self._call.cancel()
 
     async def _commands(self) -> AsyncIterator[pb.PrefillCommand]:
@@ -132,7 +144,10 @@ class PrefillPair:
         self._replaced(theirs.worker_id, theirs.incarnation)
         self.worker_id = theirs.worker_id
         self.greeted = theirs.incarnation
-        await asyncio.wrap_future(self._transfer.connect(theirs.incarnation, theirs.transport, receive=True))
+        try:
+            await asyncio.wrap_future(self._transfer.connect(theirs.incarnation, theirs.transport, receive=True))
+        except ValueError as error:
+            raise ManifestMismatch(f"cannot pair with {theirs.worker_id}: {error}", field="transport") from error
         self.refusal = ""
         self.incarnation = theirs.incarnation
         _log.info("paired", extra={"prefill_worker": theirs.worker_id, "transport": theirs.transport.transport})
@@ -247,6 +262,10 @@ class PrefillPairs:
         """A stable id under a new incarnation: whoever supervises it has seen the old process end."""
         old = self._incarnations.get(worker_id)
         if old is not None and old != incarnation:
+            for pair in self._pairs.values():
+                if pair.greeted == old:
+                    # Two workers under one id, or the old one's stream is not yet known to be broken: no proof.
+                    raise PeerUnreachable(f"{worker_id} is still paired under {pair.address}")
             self._transfer.prove_dead(old)
         self._incarnations[worker_id] = incarnation
 

@@ -94,6 +94,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             async for batch in stream.batches():
                 for message in to_messages(batch, self._worker_id):
                     yield message
+            if reader.done():
+                # What made it fail, if it did, ends the stream with its status.
+                reader.result()
         finally:
             reader.cancel()
             del self._streams[stream.key]

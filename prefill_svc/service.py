@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 from opentelemetry.trace import Tracer
 
-from common.errors import InvalidRequest, Overloaded
+from common.errors import InvalidRequest, ManifestMismatch, Overloaded
 from common.manifest import require_match
 from common.pb.tandem.v1 import prefill_pb2 as pb
 from common.pb.tandem.v1 import prefill_pb2_grpc
@@ -18,6 +18,7 @@ from common.rpc.convert import logprobs_to_proto, sampling_from_proto
 from common.telemetry.tracing import context_from, record_span
 from kv_store.staging import SlotGrant
 from kv_store.transfer.worker import KVTransfer
+from kv_store.transport.base import PeerUnreachable
 from prefill_svc.request import (
     Cancel,
     Ended,
@@ -93,6 +94,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             yield pb.PrefillEvent(hello=hello)
             while (event := await peer.outbox.get()) is not None:
                 yield event
+            if reader.done():
+                # What made it fail, if it did, ends the stream with its status.
+                reader.result()
         finally:
             reader.cancel()
             self._unpair(peer)
@@ -104,16 +108,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         theirs = first.hello
         with self._remember_refusal(theirs.worker_id):
             require_match(self._manifest, theirs.manifest, peer=theirs.worker_id)
-        if theirs.incarnation in self._peers:
-            # Its former stream is half-open; keepalive ends it within seconds and the decode worker tries again.
-            raise Overloaded(f"{theirs.worker_id} is paired already", retry_after=1.0)
-        peer = DecodePeer(theirs.worker_id, theirs.incarnation)
-        self._peers[peer.incarnation] = peer
-        try:
-            await asyncio.wrap_future(self._transfer.connect(peer.incarnation, theirs.transport, receive=False))
-        except BaseException:
-            self._unpair(peer)
-            raise
+            peer = await self._connect(theirs)
         _log.info("paired", extra={"decode_worker": peer.worker_id, "transport": theirs.transport.transport})
         return peer, pb.PairHello(
             worker_id=self._worker_id,
@@ -122,11 +117,28 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             transport=self._transfer.local_peer(),
         )
 
+    async def _connect(self, theirs: pb.PairHello) -> DecodePeer:
+        """Raises ManifestMismatch where the two transports do not fit, Overloaded where trying again may help."""
+        if theirs.incarnation in self._peers:
+            # Its former stream is half-open; keepalive ends it within seconds and the decode worker tries again.
+            raise Overloaded(f"{theirs.worker_id} is paired already", retry_after=1.0)
+        peer = self._peers[theirs.incarnation] = DecodePeer(theirs.worker_id, theirs.incarnation)
+        try:
+            await asyncio.wrap_future(self._transfer.connect(peer.incarnation, theirs.transport, receive=False))
+        except BaseException as error:
+            self._unpair(peer)
+            if isinstance(error, ValueError):
+                raise ManifestMismatch(f"cannot pair with {peer.worker_id}: {error}", field="transport") from error
+            if isinstance(error, PeerUnreachable):
+                raise Overloaded(f"cannot pair with {peer.worker_id}: {error}", retry_after=1.0) from error
+            raise
+        return peer
+
     @contextlib.contextmanager
     def _remember_refusal(self, worker_id: str):  # type: ignore[no-untyped-def]
         try:
             yield
-        except Exception as error:
+        except ManifestMismatch as error:
             self.refused[worker_id] = str(error)
             _log.error("refused a pair: %s", error)
             raise

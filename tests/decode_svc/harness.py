@@ -125,7 +125,9 @@ class DecodeHarness:
     # --- what goes in ----------------------------------------------------------------------------------
 
     def submit(self, request: DecodeRequest, *, draining: bool = False) -> Told:
-        told = Told(request, tokens=[list(c.output_ids) for c in request.choices], sampled=[[] for _ in request.choices])
+        told = Told(
+            request, tokens=[list(c.output_ids) for c in request.choices], sampled=[[] for _ in request.choices]
+        )
         self.told[request.key] = told
         self.engine.handle(Submit(request, draining))
         assert len(told.answers) == 1, f"answers to one Submit: {told.answers}"

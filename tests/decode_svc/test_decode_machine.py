@@ -148,11 +148,13 @@ class DecodeEngineMachine(RuleBasedStateMachine):
         """Late, twice, or never asked for: all the same."""
         self.harness.send_first(data.draw(st.sampled_from(list(self.harness.remotes.values()))))
 
-    @rule(data=st.data(), ok=st.booleans())
+    @rule(data=st.data(), ok=st.booleans(), landed=st.booleans())
     @precondition(lambda self: self.remotes())
-    def prefill_ends(self, data: st.DataObject, ok: bool) -> None:
+    def prefill_ends(self, data: st.DataObject, ok: bool, landed: bool) -> None:
         """In any order relative to KV and first tokens, which may never have come."""
-        self.harness.send_terminal(data.draw(st.sampled_from(self.remotes())), ok=ok)
+        remote = data.draw(st.sampled_from(self.remotes()))
+        self.harness.land(remote, LONGEST * landed)
+        self.harness.send_terminal(remote, ok=ok)
 
     @rule(data=st.data())
     @precondition(lambda self: self.remotes())

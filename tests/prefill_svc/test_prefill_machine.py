@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, a prefill engine announces each token once, ends each Run once and holds nothing."""
+"""Whatever happens in whatever order, a prefill engine announces each token once and ends each Run once."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

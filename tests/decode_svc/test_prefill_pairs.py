@@ -1,0 +1,303 @@
+"""Pairs of a decode worker with real prefill servicers, over real gRPC, and what becomes of them."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from opentelemetry import trace
+
+from common.pb.tandem.v1 import prefill_pb2 as pb
+from common.pb.tandem.v1 import prefill_pb2_grpc
+from common.sampling import SampledToken, SamplingParams
+from decode_svc.messages import CancelOut, FirstArrived, PrefillEnded, PrefillProgressed, RunOut
+from decode_svc.prefill_pairs import PrefillPairs
+from decode_svc.request import PrefillTarget
+from kv_store.staging import SlotGrant
+from prefill_svc.request import Cancel, Ended, FirstTokens, PeerGone, Progressed, Run
+from prefill_svc.service import PrefillServicer
+from tests.factories.engines import FakePairing
+from tests.factories.rpc import Posts, eventually, make_manifest, serving
+
+PARAMS = SamplingParams(seed=5, max_tokens=3)
+
+
+class PrefillSide:
+    """A prefill worker without an engine."""
+
+    def __init__(self, worker_id: str = "prefill-0", incarnation: str = "p-inc", **manifest: Any) -> None:
+        self.posts = Posts()
+        self.transfer = FakePairing(f"agent of {incarnation}")
+        self.incarnation = incarnation
+        self.servicer = PrefillServicer(
+            worker_id=worker_id,
+            incarnation=incarnation,
+            manifest=make_manifest(**manifest),
+            transfer=cast(Any, self.transfer),
+            post=self.posts,
+            tracer=trace.NoOpTracer(),
+        )
+
+    @contextlib.asynccontextmanager
+    async def serving(self, port: int = 0) -> AsyncIterator[str]:
+        async with serving(lambda s: prefill_pb2_grpc.add_PrefillServicer_to_server(self.servicer, s), port) as address:
+            yield address
+
+
+class DecodeSide:
+    def __init__(self) -> None:
+        self.posts = Posts()
+        self.transfer = FakePairing("decode-agent")
+        self.pairs = PrefillPairs(
+            worker_id="decode-0",
+            incarnation="d-inc",
+            manifest=make_manifest(),
+            transfer=cast(Any, self.transfer),
+            post=self.posts,
+        )
+
+    async def pair(self, address: str) -> str:
+        self.pairs.want(address)
+        await eventually(lambda: self.pairs.find_peer(address) is not None)
+        found = self.pairs.find_peer(address)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+async def decode() -> AsyncIterator[DecodeSide]:
+    made = DecodeSide()
+    yield made
+    await made.pairs.close()
+    assert made.pairs.paired == []
+
+
+@pytest.fixture
+async def prefill() -> PrefillSide:
+    return PrefillSide()
+
+
+class Answering(prefill_pb2_grpc.PrefillServicer):
+    """Says one thing, whatever it hears."""
+
+    def __init__(self, answer: pb.PrefillEvent, heard: list[object]) -> None:
+        self._answer = answer
+        self._heard = heard
+
+    async def Run(self, request_iterator: AsyncIterator[pb.PrefillCommand], context: Any) -> AsyncIterator[Any]:
+        async for command in request_iterator:
+            self._heard.append(command)
+            yield self._answer
+
+
+def answering(
+    answer: pb.PrefillEvent, heard: list[object] | None = None
+) -> contextlib.AbstractAsyncContextManager[str]:
+    servicer = Answering(answer, [] if heard is None else heard)
+    return serving(lambda s: prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, s))
+
+
+def run_out(address: str, transfer_id: int = 1) -> RunOut:
+    return RunOut(PrefillTarget("p", address), transfer_id, "r", (5, 6, 7), 1, (0,), PARAMS, "salt", "tp")
+
+
+class TestPairing:
+    async def test_a_wanted_worker_is_paired_by_its_incarnation(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        async with prefill.serving() as address:
+            assert await decode.pair(address) == "p-inc"
+            decode.pairs.want(address)
+            assert decode.pairs.paired == ["prefill-0"] and decode.pairs.refused == []
+            assert decode.transfer.calls == [("connect", "p-inc", "agent of p-inc", True)]
+            assert prefill.transfer.calls == [("connect", "d-inc", "decode-agent", False)]
+
+    async def test_a_mismatch_is_listed_on_both_sides_in_words(self, decode: DecodeSide) -> None:
+        other = PrefillSide(weights_fingerprint="other")
+        async with other.serving() as address:
+            decode.pairs.want(address)
+            await eventually(lambda: decode.pairs.refused)
+            (refusal,) = decode.pairs.refused
+            assert refusal.startswith(f"{address}: ")
+            assert "weights_fingerprint: 'other' here, 'w' there" in refusal
+            assert "weights_fingerprint: 'other' here, 'w' there" in other.servicer.refused["decode-0"]
+            assert decode.pairs.paired == [] and decode.pairs.find_peer(address) is None
+            assert decode.transfer.calls == [] == other.transfer.calls
+
+    async def test_a_mismatch_that_only_the_decode_side_sees_is_listed_too(self, decode: DecodeSide) -> None:
+        """As with a prefill worker of another version, which compares less."""
+        other = pb.PairHello(worker_id="p", incarnation="i", manifest=make_manifest(model="other"))
+        async with answering(pb.PrefillEvent(hello=other)) as address:
+            decode.pairs.want(address)
+            await eventually(lambda: decode.pairs.refused)
+            assert "model: 'tiny' here, 'other' there" in decode.pairs.refused[0]
+            assert decode.transfer.calls == []
+
+    async def test_who_does_not_say_hello_is_not_paired(self, decode: DecodeSide) -> None:
+        hellos: list[object] = []
+        async with answering(pb.PrefillEvent(progress=pb.Progress(transfer_id=1)), hellos) as address:
+            decode.pairs.want(address)
+            await eventually(lambda: len(hellos) >= 2)
+            assert decode.pairs.find_peer(address) is None
+            assert decode.posts.all == [] == decode.pairs.refused
+
+    async def test_transports_that_do_not_fit_are_refused_in_words_and_tried_again(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        decode.transfer.refuse = ValueError("slot_bytes: 64 of p-inc hold no token of 4096 bytes")
+        async with prefill.serving() as address:
+            decode.pairs.want(address)
+            await eventually(lambda: decode.pairs.refused)
+            assert "64 of p-inc hold no token" in decode.pairs.refused[0]
+            assert decode.pairs.find_peer(address) is None
+            decode.transfer.refuse = None
+            assert await decode.pair(address) == "p-inc"
+            assert decode.pairs.refused == []
+
+    async def test_a_worker_that_is_not_there_yet_is_paired_when_it_comes(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        async with prefill.serving() as address:
+            pass
+        decode.pairs.want(address)
+        async with prefill.serving(int(address.split(":")[1])):
+            assert await decode.pair(address) == "p-inc"
+
+    async def test_a_restarted_worker_is_paired_anew_and_its_former_self_is_known_to_be_dead(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            decode.pairs.dispatch(run_out(address))
+            await prefill.posts.wait_for(Run)
+        assert await decode.posts.wait_for(PrefillEnded) == [
+            PrefillEnded(1, ok=False, message="the prefill worker is gone")
+        ]
+        assert decode.pairs.find_peer(address) is None
+        restarted = PrefillSide(incarnation="p-inc-2")
+        async with restarted.serving(int(address.split(":")[1])):
+            assert await decode.pair(address) == "p-inc-2"
+        calls = [call[:2] for call in decode.transfer.calls]
+        assert calls[:4] == [
+            ("connect", "p-inc"),
+            ("disconnect", "p-inc"),
+            ("prove_dead", "p-inc"),
+            ("connect", "p-inc-2"),
+        ]
+
+    async def test_the_same_incarnation_comes_back_after_a_broken_stream_and_is_not_called_dead(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            prefill.servicer.drop_peer("d-inc", "a write failed")
+            await prefill.posts.wait_for(PeerGone)
+            await eventually(lambda: len(decode.transfer.calls) == 3)
+            assert await decode.pair(address) == "p-inc"
+        assert [call[0] for call in decode.transfer.calls[:3]] == ["connect", "disconnect", "connect"]
+
+    async def test_two_live_workers_under_one_id_are_no_proof_of_a_death(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        twin = PrefillSide(incarnation="twin-inc")
+        async with prefill.serving() as address, twin.serving() as other:
+            await decode.pair(address)
+            decode.pairs.want(other)
+            # It has been seen, and let go of.
+            await twin.posts.wait_for(PeerGone)
+            assert decode.pairs.find_peer(other) is None
+            assert decode.pairs.find_peer(address) == "p-inc"
+            assert all(call[0] != "prove_dead" for call in decode.transfer.calls)
+
+    async def test_a_peer_that_the_transport_lost_is_hung_up_on_and_paired_anew(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            decode.pairs.dispatch(run_out(address))
+            await prefill.posts.wait_for(Run)
+            decode.pairs.drop_peer("unknown", "never heard of")
+            decode.pairs.drop_peer("p-inc", "it cannot be reached")
+            ended = await decode.posts.wait_for(PrefillEnded)
+            assert [(e.transfer_id, e.ok) for e in ended] == [(1, False)]
+            assert await prefill.posts.wait_for(PeerGone) == [PeerGone("d-inc")]
+            await eventually(lambda: len(decode.transfer.calls) == 3)
+            assert await decode.pair(address) == "p-inc"
+
+    async def test_closing_ends_every_attempt(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            decode.pairs.want("127.0.0.1:1")
+            await decode.pairs.close()
+            assert decode.pairs.paired == []
+            assert await prefill.posts.wait_for(PeerGone) == [PeerGone("d-inc")]
+
+
+class TestTraffic:
+    async def test_a_run_and_its_events(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            decode.pairs.dispatch(run_out(address))
+            (run,) = await prefill.posts.wait_for(Run)
+            request = run.request
+            assert (request.peer, request.transfer_id, request.request_id) == ("d-inc", 1, "r")
+            assert (request.prompt_ids, request.first_token, request.first_choices) == ((5, 6, 7), 1, (0,))
+            assert (request.params, request.cache_salt, request.traceparent) == (PARAMS, "salt", "tp")
+            prefill.servicer.deliver(
+                [
+                    Progressed("d-inc", 1, 2),
+                    FirstTokens("d-inc", 1, [(0, SampledToken(9))]),
+                    Ended("d-inc", 1, "ok", "", 4, 400, 1, 2, 0.5, 0.25, 0.125),
+                ]
+            )
+            (ended,) = await decode.posts.wait_for(PrefillEnded)
+            assert decode.posts.all[:2] == [PrefillProgressed(1), FirstArrived(1, [(0, SampledToken(9))])]
+            assert (ended.ok, ended.cached_tokens, ended.computed_tokens) == (True, 1, 2)
+            assert (ended.prefill_seconds, ended.transfer_seconds) == (0.5, 0.125)
+            # The engine hears of the end before the transfer can complete.
+            assert decode.transfer.calls[-1] == ("seal", 1, 4, 400)
+
+    @pytest.mark.parametrize("outcome", ["cancelled", "shortage", "rejected", "failed"])
+    async def test_what_did_not_end_well_is_not_sealed(
+        self, decode: DecodeSide, prefill: PrefillSide, outcome: str
+    ) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            decode.pairs.dispatch(run_out(address))
+            await prefill.posts.wait_for(Run)
+            prefill.servicer.deliver([Ended("d-inc", 1, outcome, "why")])
+            (ended,) = await decode.posts.wait_for(PrefillEnded)
+            assert (ended.transfer_id, ended.ok, ended.message) == (1, False, "why")
+            assert all(call[0] != "seal" for call in decode.transfer.calls)
+
+    async def test_a_cancel_follows_its_run_and_not_its_terminal(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            for transfer_id in (1, 2):
+                decode.pairs.dispatch(run_out(address, transfer_id))
+            await prefill.posts.wait_for(Run, 2)
+            prefill.servicer.deliver([Ended("d-inc", 1, "ok")])
+            await decode.posts.wait_for(PrefillEnded)
+            for transfer_id in (1, 2):
+                decode.pairs.dispatch(CancelOut(PrefillTarget("p", address), transfer_id))
+            assert await prefill.posts.wait_for(Cancel) == [Cancel("d-inc", 2)]
+
+    async def test_a_run_for_a_worker_that_is_not_paired_fails_at_once(self, decode: DecodeSide) -> None:
+        decode.pairs.dispatch(run_out("127.0.0.1:1", 3))
+        decode.pairs.dispatch(CancelOut(PrefillTarget("p", "127.0.0.1:1"), 3))
+        decode.pairs.want("127.0.0.1:1")
+        decode.pairs.dispatch(run_out("127.0.0.1:1", 4))
+        assert [(e.transfer_id, e.ok) for e in decode.posts.of(PrefillEnded)] == [(3, False), (4, False)]
+
+    async def test_credits_go_to_the_pair_they_are_for(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        other = PrefillSide("prefill-1", "other-inc")
+        async with prefill.serving() as address, other.serving() as other_address:
+            await decode.pair(address)
+            await decode.pair(other_address)
+            assert decode.pairs.paired == ["prefill-0", "prefill-1"]
+            decode.pairs.send_credits("other-inc", [SlotGrant(1, 2), SlotGrant(3, 1)])
+            decode.pairs.send_credits("nobody", [SlotGrant(0, 1)])
+            decode.pairs.send_credits("p-inc", [SlotGrant(2, 2)])
+            await eventually(lambda: len(prefill.transfer.calls) == len(other.transfer.calls) == 2)
+            assert prefill.transfer.calls[1] == ("add_credits", "d-inc", (SlotGrant(2, 2),))
+            assert other.transfer.calls[1] == ("add_credits", "d-inc", (SlotGrant(1, 2), SlotGrant(3, 1)))
