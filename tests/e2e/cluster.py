@@ -27,6 +27,8 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 #: Longest wait for anything; a machine under load needs it only when something is wrong.
 PATIENCE = 60.0
+#: Longest wait for processes that load a model, several at a time.
+START_PATIENCE = 200.0
 
 
 def eventually(look: Callable[[], T], *, seconds: float = PATIENCE, what: str = "") -> T:
@@ -196,20 +198,34 @@ class Cluster:
 
     def wait_ready(self) -> None:
         """Until the gateway is ready, knows every living worker and all pairs are made."""
+        try:
+            self._wait_ready()
+        except AssertionError as error:
+            error.add_note("\n".join(f"--- {name}\n{self._log_tail(name)}" for name in self.members))
+            raise
+
+    def _wait_ready(self) -> None:
         prefill = sum(name.startswith("prefill") for name in self.workers)
-        eventually(lambda: _answers(f"{self.url}/ready"), what="the gateway's readiness")
+        eventually(self._gateway_is_ready, seconds=START_PATIENCE, what="the gateway's readiness")
         eventually(lambda: self._known_ready() >= set(self.workers), what=f"{self.workers} in the gateway's status")
         for name in self.workers:
             if name.startswith("decode"):
                 eventually(lambda name=name: len(self.status(name).paired) == prefill, what=f"pairs of {name}")
         self._assert_alive()
 
+    def _gateway_is_ready(self) -> bool:
+        self._assert_alive()
+        return _answers(f"{self.url}/ready")
+
     def _known_ready(self) -> set[str]:
         return {worker["id"] for worker in self.gateway_status()["workers"] if worker["state"] == "ready"}
 
     def _assert_alive(self) -> None:
         dead = [name for name, member in self.members.items() if not member.alive]
-        assert not dead, f"{dead} ended: " + "\n".join((self.scratch / f"{name}.log").read_text() for name in dead)
+        assert not dead, f"{dead} ended"
+
+    def _log_tail(self, name: str) -> str:
+        return self.members[name].log.read_text()[-4000:]
 
     def wait_idle(self, seconds: float = PATIENCE, workers: Sequence[str] | None = None) -> None:
         """Until no worker (of `workers`, if given) holds a block, a transfer or a request; the books must balance."""
