@@ -109,7 +109,7 @@ class Gateway:
         self._capacity = 0
         self._metrics = EdgeMetrics(CollectorRegistry())
         self._metrics.registry.register(StatusCollector(self.status))
-        self._rpc = RpcServer(max_message_bytes=config.max_body_bytes)
+        self._rpc: RpcServer | None = None
         self._http = _HttpServer(self._build_http())
         self._http_task: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -179,14 +179,15 @@ class Gateway:
         """Listen, then look for workers. Raises ConfigError if a port is taken."""
         listener = bind(self.config.http.host, self.config.http.port)
         self.http_address = Address(self.config.http.host, listener.getsockname()[1])
+        rpc = self._rpc = RpcServer(max_message_bytes=self.config.max_body_bytes)
         servicer = InferenceServicer(self._model, self.dispatcher, self._metrics, self._tracing.tracer())
-        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._rpc.grpc)
-        grpc_port = await self._rpc.start(self.config.grpc.host, self.config.grpc.port, [_RPC_SERVICE])
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, rpc.grpc)
+        grpc_port = await rpc.start(self.config.grpc.host, self.config.grpc.port, [_RPC_SERVICE])
         self.grpc_address = Address(self.config.grpc.host, grpc_port)
         self.cluster.add_listener(self._on_worker)
         await self.queue.start()
         await self.cluster.start()
-        self._tasks.append(spawn(self._follow_readiness(), "readiness"))
+        self._tasks.append(spawn(self._follow_readiness(rpc), "readiness"))
         self._http_task = spawn(self._http.serve(sockets=[listener]), "http")
         _log.info(
             "gateway listening",
@@ -199,10 +200,10 @@ class Gateway:
             self.queue.poke()
         self._capacity = capacity
 
-    async def _follow_readiness(self) -> None:
+    async def _follow_readiness(self, rpc: RpcServer) -> None:
         """Keep the standard gRPC health service true."""
         while True:
-            await self._rpc.set_serving(self.readiness()[0])
+            await rpc.set_serving(self.readiness()[0])
             await self.cluster.changed()
 
     async def run(self) -> None:
@@ -220,7 +221,8 @@ class Gateway:
         _log.info("draining", extra={"running": self.dispatcher.running})
         self._draining = True
         self.dispatcher.drain()
-        await self._rpc.set_serving(False)
+        if self._rpc is not None:
+            await self._rpc.set_serving(False)
         waits = [spawn(self.dispatcher.idle(), "idle")]
         if hurry is not None:
             waits.append(spawn(_wait(hurry), "hurry"))
@@ -243,7 +245,8 @@ class Gateway:
         self._http.should_exit = True
         if self._http_task is not None:
             await asyncio.gather(self._http_task, return_exceptions=True)
-        await self._rpc.stop(_CLOSE_SECONDS)
+        if self._rpc is not None:
+            await self._rpc.stop(_CLOSE_SECONDS)
         await end(self._tasks)
         await self.queue.close()
         await self._connections.close()
