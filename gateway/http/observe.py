@@ -8,7 +8,7 @@ from common.telemetry.tracing import context_from
 from gateway.accounting import EdgeMetrics, RequestRecord, request_id
 
 #: Probes and scrapes come every few seconds and say nothing about clients.
-_UNOBSERVED = frozenset({"/health", "/ready", "/metrics"})
+_UNOBSERVED = frozenset({"/health", "/ready", "/metrics", "/tandem/status"})
 #: Metric labels; anything else becomes "other", so that clients cannot make new time series.
 _ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
 _MODEL_PREFIX = "/v1/models/"
