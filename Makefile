@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 MODEL ?= demo
 PYTEST_ARGS ?=
 
+# Compute threads that wait must sleep: the processes of a system, and of its tests, share the cores.
+export OMP_WAIT_POLICY ?= passive
+
 .PHONY: help install serve test test-fast lint format proto bench clean
 
 help:
