@@ -1,6 +1,7 @@
 """The Worker service, alike on both roles, and the same figures for Prometheus."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -25,6 +26,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._status = status
         self._drain = drain
         self._changed = asyncio.Condition()
+        self._num_changes = 0
 
     async def GetManifest(self, request: pb.GetManifestRequest, context: Context) -> pb.Manifest:
         return self._manifest
@@ -34,12 +36,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WorkerStatus]:
         while True:
+            # Counted, so that a change that comes while a snapshot is being sent is not missed.
+            seen = self._num_changes
             yield self._status()
-            async with self._changed:
-                try:
-                    await asyncio.wait_for(self._changed.wait(), WATCH_SECONDS)
-                except TimeoutError:
-                    continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wait_for_change(seen), WATCH_SECONDS)
+
+    async def _wait_for_change(self, seen: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._num_changes != seen)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         self._drain()
@@ -48,6 +53,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def announce_change(self) -> None:
         """Let every watcher see the new state now."""
         async with self._changed:
+            self._num_changes += 1
             self._changed.notify_all()
 
 

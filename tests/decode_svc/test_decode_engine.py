@@ -1,0 +1,349 @@
+"""The decode engine, case by case: what the machine test covers by chance is told here by name."""
+
+from typing import Any
+
+import pytest
+
+from common.sampling import FinishReason, SamplingParams
+from decode_svc.messages import Cancel, FirstArrived, PrefillProgressed, RejectedOut, ShortageOut, StreamGone
+from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget
+from tests.decode_svc.harness import DecodeHarness, Remote, Told
+from tests.factories.engines import VOCAB, next_token, reference
+
+LONG = SamplingParams(max_tokens=12, ignore_eos=True)
+P1, P2 = PrefillTarget("p1", "p1:1"), PrefillTarget("p2", "p2:1")
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple((seed * 7 + i * 5) % (VOCAB - 2) + 2 for i in range(length))
+
+
+def request(name: str = "r", length: int = 10, n: int = 1, **fields: Any) -> DecodeRequest:
+    values: dict[str, Any] = {
+        "stream": "s",
+        "attempt": 0,
+        "prompt_ids": prompt(length),
+        "choices": (ChoicePrefix(),) * n,
+        "params": LONG,
+    }
+    return DecodeRequest(request_id=name, **(values | fields))
+
+
+def only_remote(harness: DecodeHarness) -> Remote:
+    (remote,) = harness.remotes.values()
+    return remote
+
+
+class TestAnswers:
+    def test_a_duplicate_is_rejected_and_the_first_goes_on(self) -> None:
+        harness = DecodeHarness()
+        first = harness.submit(request())
+        harness.told = {}
+        second = harness.submit(request())
+        assert isinstance(second.answers[0], RejectedOut) and second.answers[0].field == "request_id"
+        harness.told = {first.request.key: first}
+        harness.finish()
+
+    def test_another_attempt_is_another_request(self) -> None:
+        harness = DecodeHarness()
+        assert harness.submit(request()).accepted and harness.submit(request(attempt=1)).accepted
+        harness.finish()
+
+    def test_what_never_fits_is_rejected_by_field(self) -> None:
+        harness = DecodeHarness(num_blocks=4, block_size=4)
+        told = harness.submit(request(length=16))
+        assert isinstance(told.answers[0], RejectedOut) and told.answers[0].field == "prompt_ids"
+        assert harness.submit(request("fits", length=15)).accepted
+        harness.finish()
+
+    def test_a_full_queue_and_a_drain_are_shortages(self) -> None:
+        harness = DecodeHarness(max_waiting=1)
+        harness.submit(request("a"))
+        for told in (harness.submit(request("b")), harness.submit(request("c"), draining=True)):
+            assert isinstance(told.answers[0], ShortageOut) and told.answers[0].retry_after > 0
+        harness.step()
+        assert harness.submit(request("d")).accepted
+        harness.finish()
+
+    def test_accepted_is_told_before_anything_is_computed(self) -> None:
+        harness = DecodeHarness()
+        assert harness.submit(request()).accepted
+        assert harness.runner.calls == []
+
+
+class TestTokens:
+    @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])
+    @pytest.mark.parametrize("n", [1, 3])
+    def test_prompts_around_block_edges(self, length: int, n: int) -> None:
+        harness = DecodeHarness(budget=3)
+        harness.submit(request(length=length, n=n, params=SamplingParams(seed=4, max_tokens=9, logprobs=1)))
+        harness.finish()
+
+    def test_log_probabilities_come_with_the_tokens(self) -> None:
+        harness = DecodeHarness()
+        told = harness.submit(request(params=SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2)))
+        harness.finish()
+        for index, token in enumerate(told.sampled[0]):
+            assert token == next_token(told.request.prompt_ids, told.tokens[0][:index], told.request.params, 0)
+            assert token.logprobs is not None and len(token.logprobs.top) == 2
+
+    def test_a_warm_cache_changes_nothing_but_the_work(self) -> None:
+        harness = DecodeHarness()
+        first = harness.submit(request("a", length=17))
+        harness.finish()
+        computed = sum(len(c.token_ids) for call in harness.runner.calls for c in call)
+        harness.runner.calls.clear()
+        second = harness.submit(request("b", length=17))
+        harness.finish()
+        assert second.tokens == first.tokens
+        assert sum(len(c.token_ids) for call in harness.runner.calls for c in call) == computed - 16
+        assert second.finished is not None and second.finished.timings.decode_cached_tokens == 16
+
+    def test_an_answer_stays_cached_for_the_next_turn(self) -> None:
+        harness = DecodeHarness()
+        first = harness.submit(request("a", length=10))
+        harness.finish()
+        turn = (*first.request.prompt_ids, *first.tokens[0], 3, 4)
+        second = harness.submit(request("b", prompt_ids=turn))
+        harness.finish()
+        # All but the last token of the answer was computed: 21 tokens, five full blocks.
+        assert second.finished is not None and second.finished.timings.decode_cached_tokens == 20
+
+    def test_another_salt_shares_nothing(self) -> None:
+        harness = DecodeHarness()
+        for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+            told = harness.submit(request(name, length=17, cache_salt=salt))
+            harness.finish()
+            assert told.finished is not None
+            assert told.finished.timings.decode_cached_tokens == (16 if name == "c" else 0)
+
+    def test_choices_share_the_prompts_full_blocks(self) -> None:
+        harness = DecodeHarness()
+        harness.submit(request(length=10, n=3))
+        while harness.engine.snapshot.figures.tokens_decoded < 3:
+            harness.step()
+        # Two full prompt blocks, and each choice's own third.
+        assert harness.engine.snapshot.owned == 5
+        harness.finish()
+
+    def test_the_longest_context_ends_a_choice(self) -> None:
+        harness = DecodeHarness(max_request_tokens=14)
+        told = harness.submit(request(length=10, params=SamplingParams(max_tokens=50, ignore_eos=True)))
+        harness.finish()
+        assert len(told.tokens[0]) == 4 and told.reasons == {0: FinishReason.LENGTH}
+
+    def test_a_replay_forces_what_was_said_and_keeps_finished_choices(self) -> None:
+        harness = DecodeHarness(budget=3)
+        outputs = [reference(prompt(10), LONG, i, harness.max_request_tokens)[0] for i in range(3)]
+        choices = (ChoicePrefix(tuple(outputs[0][:7])), ChoicePrefix(), ChoicePrefix(tuple(outputs[2]), finished=True))
+        told = harness.submit(request(choices=choices, attempt=1))
+        harness.finish()
+        assert told.tokens == outputs
+        assert set(told.reasons) == {0, 1}
+        assert told.finished is not None and told.finished.output_tokens == sum(map(len, outputs))
+
+    def test_preemption_changes_no_token(self) -> None:
+        harness = DecodeHarness(num_blocks=8, block_size=4, max_request_tokens=30)
+        params = SamplingParams(max_tokens=18, ignore_eos=True, seed=1)
+        for index in range(3):
+            harness.submit(request(f"r{index}", prompt_ids=prompt(6, index), params=params))
+        harness.finish()
+        assert harness.engine.snapshot.preemptions > 0
+        order = [told.finished for told in harness.told.values()]
+        assert order[0] is not None and order[0].timings.preemptions == 0, "the oldest gave way"
+
+
+class TestRemotePrefill:
+    def test_the_missing_part_is_asked_for_and_the_first_token_needs_no_compute(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        harness.submit(request("warm", length=9))
+        harness.finish()
+        harness.runner.calls.clear()
+        told = harness.submit(request(length=17, prefill_targets=(P1,), traceparent="tp", cache_salt=""))
+        harness.step()
+        run = only_remote(harness).run
+        assert (run.first_token, run.first_choices, run.target, run.traceparent) == (8, (0,), P1, "tp")
+        harness.land(only_remote(harness), 100)
+        harness.send_first(only_remote(harness))
+        assert told.tokens[0] and harness.runner.calls == []
+        harness.send_terminal(only_remote(harness), ok=True)
+        harness.finish()
+        assert told.finished is not None
+        timings = told.finished.timings
+        assert (timings.prefill_worker, timings.prefill_cached_tokens, timings.computed_tokens) == ("p1", 1, 2)
+        assert (timings.transfer_messages, timings.transfer_bytes) == (9, 9 * 64)
+        # Only what was decoded: the last output token is never computed.
+        assert [len(c.token_ids) for call in harness.runner.calls for c in call] == [1] * (len(told.tokens[0]) - 1)
+
+    @pytest.mark.parametrize(("pending", "remote"), [(8, False), (9, True)])
+    def test_short_prompts_stay_here(self, pending: int, remote: bool) -> None:
+        harness = DecodeHarness(peers=["p1:1"], local_prefill_tokens=8)
+        harness.submit(request(length=pending, prefill_targets=(P1,)))
+        harness.step()
+        assert bool(harness.remotes) is remote
+        harness.finish()
+
+    def test_targets_that_are_not_paired_are_passed_over(self) -> None:
+        harness = DecodeHarness(peers=["p2:1"])
+        harness.submit(request(prefill_targets=(P1, P2)))
+        harness.step()
+        assert only_remote(harness).run.target == P2
+        harness.finish()
+
+    def test_a_failed_worker_is_followed_by_the_next_and_then_by_this_one(self) -> None:
+        harness = DecodeHarness(peers=["p1:1", "p2:1"])
+        told = harness.submit(request(prefill_targets=(P1, P2)))
+        for target in (P1, P2):
+            harness.step()
+            remote = list(harness.remotes.values())[-1]
+            assert remote.run.target == target
+            harness.send_terminal(remote, ok=False)
+            harness.pass_events()
+        harness.finish()
+        assert len(harness.remotes) == 2 and harness.cancels == []
+        assert told.finished is not None and told.finished.timings.prefill_worker == "decode-0"
+        assert told.finished.timings.prefill_retries == 2
+
+    def test_blocks_are_held_until_nothing_is_written_to_them(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        told = harness.submit(request(prefill_targets=(P1,)))
+        harness.step()
+        told.cancelled = True
+        harness.engine.handle(Cancel("r", 0))
+        assert told.finished is None and harness.engine.snapshot.owned == 3
+        assert [c.transfer_id for c in harness.cancels] == [100]
+        harness.pass_events()
+        assert told.finished is not None and told.finished.outcome is Outcome.CANCELLED
+        assert harness.engine.snapshot.owned == 0
+
+    def test_a_silent_worker_is_given_up(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"], prefill_timeout=5.0)
+        harness.submit(request(prefill_targets=(P1,)))
+        harness.step()
+        harness.clock.now += 4.0
+        harness.engine.handle(PrefillProgressed(100))
+        harness.clock.now += 4.0
+        harness.step()
+        assert harness.cancels == [] and harness.engine.next_deadline() == pytest.approx(1.0)
+        harness.clock.now += 1.0
+        harness.step()
+        assert [c.transfer_id for c in harness.cancels] == [100]
+        only_remote(harness).over = True
+        harness.finish()
+
+    def test_a_transfer_that_fails_here_is_cancelled_there(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        harness.submit(request(prefill_targets=(P1,)))
+        harness.step()
+        harness.transfer.finish_receive(100, "failed", "a message was corrupt")
+        harness.pass_events()
+        assert [c.transfer_id for c in harness.cancels] == [100]
+        only_remote(harness).over = True
+        harness.finish()
+
+    def test_first_tokens_that_nobody_asked_for_are_ignored(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        outputs = reference(prompt(10), LONG, 0, harness.max_request_tokens)[0]
+        told = harness.submit(
+            request(choices=(ChoicePrefix(tuple(outputs[:2])), ChoicePrefix()), prefill_targets=(P1,))
+        )
+        harness.step()
+        assert only_remote(harness).run.first_choices == (1,)
+        bad = next_token(told.request.prompt_ids, (), LONG, 1)
+        harness.engine.handle(FirstArrived(100, [(0, bad), (77, bad)]))
+        harness.engine.handle(FirstArrived(99, [(1, bad)]))
+        assert told.tokens == [outputs[:2], []]
+        harness.finish()
+
+    def test_without_first_tokens_the_end_of_the_prompt_is_computed_here(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        told = harness.submit(request(length=10, prefill_targets=(P1,)))
+        harness.step()
+        harness.land(only_remote(harness), 100)
+        harness.send_terminal(only_remote(harness), ok=True)
+        harness.finish()
+        assert told.tokens[0]
+        assert [len(c.token_ids) for c in harness.runner.calls[0]] == [2]
+
+    def test_when_the_first_token_is_the_last_the_request_ends_with_its_transfer(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        told = harness.submit(request(prefill_targets=(P1,), params=SamplingParams(max_tokens=1)))
+        harness.step()
+        harness.send_first(only_remote(harness))
+        assert told.reasons and told.finished is None
+        harness.finish()
+        assert harness.runner.calls == []
+
+    def test_idle_while_a_transfer_is_pending(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        harness.submit(request(prefill_targets=(P1,)))
+        assert harness.step() is False
+        assert (harness.engine.snapshot.running, harness.engine.snapshot.transfers) == (1, 1)
+        harness.finish()
+
+
+class TestEnds:
+    def started(self, **fields: Any) -> tuple[DecodeHarness, Told]:
+        harness = DecodeHarness()
+        told = harness.submit(request(**fields))
+        harness.step()
+        harness.step()
+        return harness, told
+
+    def test_cancel_frees_everything_at_once(self) -> None:
+        harness, told = self.started(n=3)
+        told.cancelled = True
+        harness.engine.handle(Cancel("r", 0))
+        assert told.finished is not None and told.finished.outcome is Outcome.CANCELLED
+        assert harness.engine.snapshot.owned == 0 and harness.step() is False
+
+    def test_cancelling_one_choice_leaves_the_others(self) -> None:
+        harness, told = self.started(n=2)
+        told.cancelled_choices = {0}
+        before = len(told.tokens[0])
+        for index in (0, 0, 9):
+            harness.engine.handle(Cancel("r", 0, index))
+        harness.finish()
+        assert len(told.tokens[0]) == before and len(told.tokens[1]) == 12
+        assert told.finished is not None and told.finished.outcome is Outcome.OK
+
+    def test_cancelling_the_last_choice_ends_the_request_well(self) -> None:
+        harness, told = self.started(n=2)
+        told.cancelled_choices = {0, 1}
+        for index in (0, 1):
+            harness.engine.handle(Cancel("r", 0, index))
+        assert told.finished is not None and told.finished.outcome is Outcome.OK
+        harness.finish()
+
+    def test_unknown_requests_are_ignored(self) -> None:
+        harness, _ = self.started()
+        for command in (Cancel("nobody", 0), Cancel("r", 1), StreamGone("nobody")):
+            harness.engine.handle(command)
+        harness.finish()
+
+    def test_a_lost_stream_cancels_its_own_requests_only(self) -> None:
+        harness, told = self.started()
+        other = harness.submit(request("other", stream="t"))
+        told.cancelled = True
+        harness.engine.handle(StreamGone("s"))
+        harness.finish()
+        assert told.finished is not None and told.finished.outcome is Outcome.CANCELLED
+        assert other.finished is not None and other.finished.outcome is Outcome.OK
+
+    @pytest.mark.parametrize("remote", [False, True])
+    def test_the_deadline_ends_a_request_wherever_it_is(self, remote: bool) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        told = harness.submit(request(timeout=2.0, prefill_targets=(P1,) if remote else ()))
+        harness.step()
+        assert harness.engine.next_deadline() == pytest.approx(2.0)
+        harness.clock.now += 2.0
+        harness.step()
+        harness.pass_events()
+        assert told.finished is not None and told.finished.outcome is Outcome.DEADLINE
+        assert harness.engine.next_deadline() is None
+        for remote_prefill in harness.remotes.values():
+            remote_prefill.over = True
+        harness.finish()
+
+    def test_without_requests_there_is_no_deadline(self) -> None:
+        assert DecodeHarness().engine.next_deadline() is None
