@@ -237,6 +237,8 @@ class _Servicer(KvTransportServicer):
                 yield ack
         finally:
             reader.cancel()
+            # A stream that broke shows here too; the sender's writes have failed on its side.
+            await asyncio.gather(reader, return_exceptions=True)
         if stream.refusal is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, stream.refusal)
 
@@ -251,14 +253,20 @@ class _ReceivingStream:
         self._loop = asyncio.get_running_loop()
         self._acks: asyncio.Queue[KvAck | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_WAITING_FRAMES)
+        self._unanswered = 0
+        self._ended = False
 
     async def read(self, frames: AsyncIterator[KvFrame]) -> None:
         try:
             async for frame in frames:
                 await self._room.acquire()
+                self._unanswered += 1
                 self._deliver(_Arrival(frame, self._epoch, self._answerer(frame.write_id)))
-        finally:
+        except BaseException:
             self._acks.put_nowait(None)
+            raise
+        self._ended = True
+        self._end_if_answered()
 
     async def next_ack(self) -> KvAck | None:
         return await self._acks.get()
@@ -274,8 +282,15 @@ class _ReceivingStream:
 
     def _settle(self, write_id: int, refusal: str | None) -> None:
         self._room.release()
+        self._unanswered -= 1
         if refusal is None:
             self._acks.put_nowait(KvAck(write_id=write_id))
+            self._end_if_answered()
         else:
             self.refusal = refusal
+            self._acks.put_nowait(None)
+
+    def _end_if_answered(self) -> None:
+        """A sender that has said all still gets its acknowledgements."""
+        if self._ended and self._unanswered == 0:
             self._acks.put_nowait(None)
