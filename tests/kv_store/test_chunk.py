@@ -1,6 +1,6 @@
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kv_store.layout import KVShape, as_slots
@@ -15,6 +15,7 @@ def chunk(layers: int, tokens: int, slot_tokens: int, *, ends_prompt: bool = Tru
     return OutgoingChunk(shape, 0, as_slots(range(tokens)), slot_bytes=slot_bytes, ends_prompt=ends_prompt)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     layers=st.integers(1, 12),
     tokens=st.integers(1, 40),

@@ -1,4 +1,4 @@
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
@@ -69,7 +69,9 @@ class StagingMachine(RuleBasedStateMachine):
         assert counts.free == 10 - len(self.writable)
 
 
-StagingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+StagingMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 TestStagingMachine = StagingMachine.TestCase
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -193,5 +193,7 @@ class TransferMachineTest(RuleBasedStateMachine):
         self.what_is_ok_is_equal()
 
 
-TransferMachineTest.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TransferMachineTest.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 TestTransferMachine = TransferMachineTest.TestCase

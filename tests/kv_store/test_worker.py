@@ -142,3 +142,15 @@ def test_counters_can_be_read_at_any_time(sides: tuple[Side, Side]) -> None:
     assert counters.bytes_received == event.bytes == 3 * 4 * 2 * 2 * 8 * 4
     assert counters.staging.total == 8
     assert set(counters.dropped) == {"duplicate", "late", "truncated", "foreign", "corrupt"}
+
+
+def test_counters_are_true_when_the_thread_falls_asleep_for_good(sides: tuple[Side, Side]) -> None:
+    """The last peer has left and its slots come out of quarantine: nothing happens any more after that."""
+    _, receiver = sides
+    receiver.transfer.prove_dead("sender")
+    for _ in range(200):
+        if receiver.transfer.counters().staging.free == 8:
+            break
+        threading.Event().wait(0.05)
+    assert receiver.transfer.counters().staging.free == 8
+    assert receiver.transfer.counters().staging.quarantined == receiver.transfer.counters().peers == 0
