@@ -10,10 +10,7 @@ from openai import OpenAI
 
 from deploy.demo_model import ensure_demo_model
 from tests.e2e.cluster import PATIENCE, Cluster, running_cluster
-from tests.factories.served_model import write_served_model
-
-#: Ample for the tiny model: many blocks, and slots small enough that a prompt takes several messages.
-TINY_MEMORY = {"--kv-memory": "32MiB", "--staging-memory": "2MiB", "--slot-bytes": "32KiB"}
+from tests.factories.served_model import WORKER_MEMORY, write_served_model
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +50,7 @@ def scratch(make_scratch: Callable[[], Path]) -> Path:
 @pytest.fixture(scope="session")
 def served(tiny_model: Path, make_scratch: Callable[[], Path]) -> Iterator[Cluster]:
     """One prefill and one decode worker with the tiny model. Tests leave it as they found it: idle, nobody killed."""
-    with running_cluster(tiny_model, make_scratch(), worker_options=TINY_MEMORY) as cluster:
+    with running_cluster(tiny_model, make_scratch(), worker_options=WORKER_MEMORY) as cluster:
         yield cluster
 
 

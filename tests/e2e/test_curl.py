@@ -13,7 +13,11 @@ import pytest
 
 from tests.e2e.cluster import PATIENCE, Cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed"),
+]
 
 ROOT = Path(__file__).parents[2]
 JSON = ("-H", "Content-Type: application/json")

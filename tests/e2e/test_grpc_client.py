@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from common.pb.tandem.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from tests.e2e.cluster import PATIENCE, Cluster, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TEXT = "one two three four five six seven eight nine ten, and a smile in the capital of France. " * 3
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

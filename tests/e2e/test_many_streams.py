@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.asking import Generated, generate
 from tests.e2e.cluster import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STREAMS = 16
 #: Taken in turn: greedy, sampled, several choices, penalties.

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from tests.e2e.cluster import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MODEL = "test-model"
 #: Longer than a few blocks, so that it is prefilled on the prefill worker.

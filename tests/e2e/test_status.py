@@ -14,7 +14,7 @@ from common.pb.tandem.v1 import worker_pb2 as pb
 from tests.e2e.asking import generate
 from tests.e2e.cluster import PATIENCE, Cluster, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROMPT = list(range(3, 203))
 ROLES = {"prefill-0": "prefill", "decode-0": "decode"}

@@ -12,6 +12,8 @@ from tests.factories.models import write_tiny_model
 MAX_LENGTH = 2048
 #: `<|im_end|>` of the tokenizer.
 END_TOKEN_ID = 2
+#: Options of a worker with this model: many blocks, and slots so small that a prompt takes several messages.
+WORKER_MEMORY = {"--kv-memory": "32MiB", "--staging-memory": "2MiB", "--slot-bytes": "32KiB"}
 
 
 def write_served_model(folder: Path, *, seed: int = 0, num_layers: int = 4) -> PreTrainedModel:
