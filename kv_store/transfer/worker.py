@@ -209,11 +209,10 @@ class KVTransfer:
             self._machine.enter_thread()
             while not self._stopping:
                 commands = self._run_commands()
-                moving = self._machine.round()
-                self._refresh_counters(commands > 0 or moving)
-                delay = self._pace.delay(
-                    busy=moving or commands > 0, polling=self._machine.wants_polling, paired=self._machine.is_paired
-                )
+                busy = self._machine.round() or commands > 0
+                delay = self._pace.delay(busy=busy, polling=self._machine.wants_polling, paired=self._machine.is_paired)
+                # Before an endless sleep too: nobody would count what this round changed (slots out of quarantine).
+                self._refresh_counters(busy or delay is None)
                 self._alarm.sleep(delay)
         except BaseException as failure:
             self._failure = failure
