@@ -144,8 +144,11 @@ def test_counters_can_be_read_at_any_time(sides: tuple[Side, Side]) -> None:
     assert set(counters.dropped) == {"duplicate", "late", "truncated", "foreign", "corrupt"}
 
 
-def test_counters_are_true_when_the_thread_falls_asleep_for_good(sides: tuple[Side, Side]) -> None:
+def test_counters_are_true_when_the_thread_falls_asleep_for_good(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last peer has left and its slots come out of quarantine: nothing happens any more after that."""
+    monkeypatch.setattr("kv_store.transfer.worker.COUNTERS_SECONDS", 1000.0)
     _, receiver = sides
     receiver.transfer.prove_dead("sender")
     for _ in range(200):
