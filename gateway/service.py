@@ -4,11 +4,8 @@ HTTP and gRPC edges -> ClusterDispatcher -> GatewayQueue (admission), Placement 
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
-import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +34,7 @@ from gateway.http.services import HttpOptions, HttpServices
 from gateway.planner.sizing import measured_speeds, size
 from gateway.planner.traffic import TrafficWindow
 from gateway.prefixes import PrefixIndex
+from gateway.process import HttpServer, shutdown_signals, wait_for
 from gateway.queue.admission import GatewayQueue
 from gateway.router import Router
 from gateway.rpc import InferenceServicer
@@ -110,7 +108,7 @@ class Gateway:
         self._metrics = EdgeMetrics(CollectorRegistry())
         self._metrics.registry.register(StatusCollector(self.status))
         self._rpc: RpcServer | None = None
-        self._http = _HttpServer(self._build_http())
+        self._http = HttpServer(self._build_http())
         self._http_task: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         #: Where the edges really listen (port 0 takes a free one).
@@ -208,7 +206,7 @@ class Gateway:
 
     async def run(self) -> None:
         """Start, serve until SIGTERM or SIGINT, drain, stop. A second signal stops at once."""
-        with _signals() as (first, second):
+        with shutdown_signals() as (first, second):
             try:
                 await self.start()
                 await self._until(first)
@@ -225,14 +223,14 @@ class Gateway:
             await self._rpc.set_serving(False)
         waits = [spawn(self.dispatcher.idle(), "idle")]
         if hurry is not None:
-            waits.append(spawn(_wait(hurry), "hurry"))
+            waits.append(spawn(wait_for(hurry), "hurry"))
         await asyncio.wait(waits, timeout=self.config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         await end(waits)
 
     async def _until(self, signalled: asyncio.Event) -> None:
         """Wait for the signal, or for the HTTP server to end by itself, which it must not."""
         assert self._http_task is not None, "not started"
-        waiting = spawn(_wait(signalled), "signal")
+        waiting = spawn(wait_for(signalled), "signal")
         await asyncio.wait([waiting, self._http_task], return_when=asyncio.FIRST_COMPLETED)
         await end([waiting])
         if self._http_task.done():
@@ -255,37 +253,6 @@ class Gateway:
             await self._redis.aclose()
         self._tracing.close()
         _log.info("gateway stopped", extra={"gateway": self.gateway_id})
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: draining is ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Events for the first and the second SIGTERM or SIGINT."""
-    loop = asyncio.get_running_loop()
-    first, second = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (second if first.is_set() else first).set()
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield first, second
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _model_limits(folder: Path) -> ServingLimits:

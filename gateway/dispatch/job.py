@@ -69,7 +69,6 @@ class Job:
         except BaseException:
             self._clean_up()
             raise
-        self._spans.accepted()
         self._task = spawn(self._follow(), f"request {self.request.request_id}")
 
     # --- for placement (Placeable) --------------------------------------------------------------------
@@ -81,6 +80,7 @@ class Job:
     def begin_attempt(self, connection: DecodeConnection) -> tuple[Attempt, pb.SubmitRequest]:
         attempt = Attempt(self.request.request_id, self._attempts, self._on_delta)
         self._attempts += 1
+        self._spans.submitted()
         self._current = (connection, attempt)
         return attempt, pb.SubmitRequest(
             request_id=attempt.request_id,
@@ -206,7 +206,7 @@ def _reason(ended: pb.Finished | Broken) -> str:
 
 
 class _FirstTokenAndDecode:
-    """The two spans from acceptance to the end."""
+    """The two spans from the first Submit to the end."""
 
     def __init__(self, tracer: Tracer, parent: Span) -> None:
         self._tracer = tracer
@@ -214,8 +214,8 @@ class _FirstTokenAndDecode:
         self._open: Span | None = None
         self._has_token = False
 
-    def accepted(self) -> None:
-        if not self._has_token:
+    def submitted(self) -> None:
+        if self._open is None and not self._has_token:
             self._open = self._tracer.start_span("first token", context=self._context)
 
     def token(self) -> None:

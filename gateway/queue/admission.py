@@ -16,7 +16,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
@@ -27,48 +26,14 @@ from gateway.generation import RequestClass
 from gateway.queue.interface import Backend, Entry, Grant, QueueFigures, Reply, Status
 from gateway.queue.local import LocalBackend
 from gateway.queue.shared import SharedBackend
+from gateway.queue.tickets import Enqueue, Operation, Remove, Ticket, retry_after
 from gateway.queue.wakeups import WakeUps
 from gateway.tasks import end, spawn
 
 _log = logging.getLogger(__name__)
 
-#: Bounds of the Retry-After that a full queue answers, in seconds.
-_RETRY_AFTER = (1.0, 60.0)
 #: Seconds before Redis is asked again after it failed; doubled each time.
 _FIRST_BACKOFF = 0.1
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """One request of this gateway, waiting or admitted."""
-
-    entry: Entry
-    #: time.monotonic() of its arrival.
-    since: float
-    admitted: asyncio.Future[None]
-    #: A backend has taken it: it may be asserted to another one whatever the bound.
-    taken: bool = False
-
-    @property
-    def waited(self) -> float:
-        return time.monotonic() - self.since
-
-    @property
-    def granted(self) -> bool:
-        return self.admitted.done() and not self.admitted.cancelled() and self.admitted.exception() is None
-
-
-@dataclass(frozen=True, slots=True)
-class _Enqueue:
-    ticket: _Ticket
-
-
-@dataclass(frozen=True, slots=True)
-class _Remove:
-    request_id: str
-
-
-_Operation = _Enqueue | _Remove
 
 
 class GatewayQueue:
@@ -117,8 +82,8 @@ class GatewayQueue:
         self._wakeups = WakeUps(redis, keys.wake(gateway_id), self._woken) if redis is not None else None
         # Local until Redis has answered the first time.
         self._backend: Backend = self._local
-        self._tickets: dict[str, _Ticket] = {}
-        self._outbox: deque[_Operation] = deque()
+        self._tickets: dict[str, Ticket] = {}
+        self._outbox: deque[Operation] = deque()
         self._assert_due = True
         self._next_tick = 0.0
         self._backoff = _FIRST_BACKOFF
@@ -152,8 +117,7 @@ class GatewayQueue:
         await end(self._tasks)
         self._tasks.clear()
         for ticket in self._tickets.values():
-            if not ticket.admitted.done():
-                ticket.admitted.set_exception(Overloaded("the gateway is shutting down"))
+            ticket.refuse(Overloaded("the gateway is shutting down"))
         self._tickets.clear()
         if self._shared is not None and self._backend is self._shared:
             # If Redis is away now, the lease lapses by itself.
@@ -169,9 +133,9 @@ class GatewayQueue:
         if self._closed:
             raise Overloaded("the gateway is shutting down")
         entry = Entry(request_id, self._gateway, tenant, klass, max(1, cost), self._weights(tenant), 0)
-        ticket = _Ticket(entry, time.monotonic(), asyncio.get_running_loop().create_future())
+        ticket = Ticket(entry, time.monotonic(), asyncio.get_running_loop().create_future())
         self._tickets[request_id] = ticket
-        self._push(_Enqueue(ticket))
+        self._push(Enqueue(ticket))
         try:
             await ticket.admitted
         except BaseException:
@@ -182,9 +146,9 @@ class GatewayQueue:
 
     def _forget(self, request_id: str) -> None:
         if self._tickets.pop(request_id, None) is not None:
-            self._push(_Remove(request_id))
+            self._push(Remove(request_id))
 
-    def _push(self, operation: _Operation) -> None:
+    def _push(self, operation: Operation) -> None:
         self._outbox.append(operation)
         self._news.set()
 
@@ -214,7 +178,7 @@ class GatewayQueue:
                 await self._news.wait()
         self._news.clear()
 
-    async def _apply_all(self, operations: list[_Operation]) -> None:
+    async def _apply_all(self, operations: list[Operation]) -> None:
         try:
             if self._assert_due or self._loop_time() >= self._next_tick:
                 await self._assert_everything()
@@ -229,19 +193,21 @@ class GatewayQueue:
             for operation in operations:
                 await self._apply(operation)
 
-    async def _apply(self, operation: _Operation) -> None:
+    async def _apply(self, operation: Operation) -> None:
         reply = await self._send(operation)
         if reply.status is Status.LOST:
             await self._assert_everything()
             reply = await self._send(operation)
-        if isinstance(operation, _Enqueue):
+        if isinstance(operation, Enqueue):
             operation.ticket.taken = True
             if reply.status is Status.FULL:
-                self._refuse(operation.ticket, reply.figures)
+                message = f"the queue is full: {reply.figures.waiting} requests wait"
+                seconds = retry_after(reply.figures, self._speed())
+                operation.ticket.refuse(Overloaded(message, retry_after=seconds))
         self._take(reply)
 
-    async def _send(self, operation: _Operation) -> Reply:
-        if isinstance(operation, _Remove):
+    async def _send(self, operation: Operation) -> Reply:
+        if isinstance(operation, Remove):
             return await self._backend.remove([operation.request_id])
         ticket = operation.ticket
         if self._tickets.get(ticket.entry.request_id) is not ticket:
@@ -264,20 +230,9 @@ class GatewayQueue:
             self._admit(request_id)
 
     def _admit(self, request_id: str) -> None:
-        ticket = self._tickets.get(request_id)
-        if ticket is None:
-            # Cancelled meanwhile; its removal is in the outbox.
-            return
-        if not ticket.admitted.done():
-            ticket.admitted.set_result(None)
-
-    def _refuse(self, ticket: _Ticket, figures: QueueFigures) -> None:
-        speed = self._speed()
-        seconds = figures.waiting_cost / speed if speed > 0 else _RETRY_AFTER[0]
-        retry_after = min(max(seconds, _RETRY_AFTER[0]), _RETRY_AFTER[1])
-        if not ticket.admitted.done():
-            message = f"the queue is full: {figures.waiting} requests wait"
-            ticket.admitted.set_exception(Overloaded(message, retry_after=retry_after))
+        # One that was cancelled meanwhile is unknown here; its removal is in the outbox.
+        if (ticket := self._tickets.get(request_id)) is not None:
+            ticket.admit()
 
     # --- Redis coming and going ---------------------------------------------------------------------
 

@@ -61,10 +61,6 @@ class QueueMachine(RuleBasedStateMachine):
             found[request_id] = Entry(request_id, gateway, tenant, RequestClass(klass), cost, weight, arrival)
         return found
 
-    def granted_in_redis(self) -> dict[str, tuple[str, int]]:
-        rows = self.run(self.redis.hgetall(KEYS.grants))
-        return {request_id: tuple(json.loads(row)) for request_id, row in rows.items()}
-
     def arrival(self, request_id: str) -> int:
         entry = self.stored().get(request_id)
         # An entry that was admitted at once has no one behind it whose order its arrival could change.
@@ -160,29 +156,32 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(self.backends[gateway].reassert([], []))
 
     @invariant()
-    def equal(self) -> None:
-        assert {i: (e.gateway, e.tenant, e.cost) for i, e in self.stored().items()} == {
-            i: (e.gateway, e.tenant, e.cost) for i, e in self.model.waiting.items()
+    def everything_is_equal(self) -> None:
+        pipe = self.redis.pipeline()
+        pipe.hgetall(KEYS.entries).hgetall(KEYS.grants).hgetall(KEYS.meta).zcard(KEYS.order)
+        for klass in RequestClass:
+            pipe.zrange(KEYS.active(klass.value), 0, -1, withscores=True).hgetall(KEYS.idle(klass.value))
+        entries, grants, meta, ordered, *per_class = self.run(pipe.execute())
+        assert {i: tuple(json.loads(row)[:2]) for i, row in entries.items()} == {
+            i: (entry.gateway, entry.tenant) for i, entry in self.model.waiting.items()
         }
-        assert self.granted_in_redis() == {i: (e.gateway, e.cost) for i, e in self.model.granted.items()}
-
-    @invariant()
-    def counters(self) -> None:
-        meta = self.run(self.redis.hgetall(KEYS.meta))
+        assert {i: tuple(json.loads(row)) for i, row in grants.items()} == {
+            i: (entry.gateway, entry.cost) for i, entry in self.model.granted.items()
+        }
+        assert ordered == len(entries)
         assert int(meta.get("waiting_cost", 0)) == self.model.waiting_cost
         assert int(meta.get("granted_cost", 0)) == self.model.granted_cost
-        assert self.run(self.redis.zcard(KEYS.order)) == len(self.model.waiting)
-
-    @invariant()
-    def clocks(self) -> None:
-        meta = self.run(self.redis.hgetall(KEYS.meta))
         assert int(meta.get("credit", 0)) == self.model._credit
-        for klass, expected in self.model._classes.items():
-            active = dict(self.run(self.redis.zrange(KEYS.active(klass.value), 0, -1, withscores=True)))
-            idle = {name: int(time) for name, time in self.run(self.redis.hgetall(KEYS.idle(klass.value))).items()}
-            assert active == {name: time for name, time in expected.times.items() if name in expected.lines}
-            assert idle == {name: time for name, time in expected.times.items() if name not in expected.lines}
-            assert int(meta.get(f"clock:{klass.value}", 0)) == expected.clock
+        for klass, active, idle in zip(RequestClass, per_class[::2], per_class[1::2], strict=True):
+            self.check_clocks(klass, dict(active), {name: int(time) for name, time in idle.items()}, meta)
+
+    def check_clocks(
+        self, klass: RequestClass, active: dict[str, float], idle: dict[str, int], meta: dict[str, str]
+    ) -> None:
+        expected = self.model._classes[klass]
+        assert active == {name: time for name, time in expected.times.items() if name in expected.lines}
+        assert idle == {name: time for name, time in expected.times.items() if name not in expected.lines}
+        assert int(meta.get(f"clock:{klass.value}", 0)) == expected.clock
 
     @invariant()
     def never_stuck(self) -> None:
