@@ -98,15 +98,15 @@ class Router:
 
     def _route(self, query: RouteQuery, decode: WorkerLoad, prefill: Sequence[WorkerLoad], speed: float) -> Route:
         local = _local_seconds(query, decode, speed)
+        able = [worker for worker in prefill if _may_pair(decode, worker)]
         remote = sorted(
-            (self._remote_seconds(query, decode, worker, speed), worker.worker_id, worker)
-            for worker in prefill
-            if _may_pair(decode, worker)
+            ((self._remote_seconds(query, decode, worker, speed), worker) for worker in able),
+            key=lambda entry: (entry[0], entry[1].worker_id),
         )
         uncached = _uncached(query, decode)
         if uncached <= self._local_prefill_tokens:
             remote = []
-        worthwhile = [(seconds, worker) for seconds, _, worker in remote if local > LOCAL_ADVANTAGE * seconds]
+        worthwhile = [(seconds, worker) for seconds, worker in remote if local > LOCAL_ADVANTAGE * seconds]
         best = worthwhile[0][0] if worthwhile else local
         if worthwhile:
             uncached = _uncached(query, worthwhile[0][1])
