@@ -116,7 +116,8 @@ class PrefillEngine:
         self._figures.accepted += 1
 
     def _refusal(self, request: PrefillRequest) -> tuple[str, str] | None:
-        if (request.peer, request.transfer_id) in self._jobs:
+        # Of whichever peer: the transfer knows sends by this id alone.
+        if any(request.transfer_id == transfer_id for _, transfer_id in self._jobs):
             return "rejected", f"transfer {request.transfer_id} is already running"
         length = len(request.prompt_ids)
         if not 0 < length <= self._max_prompt_tokens:

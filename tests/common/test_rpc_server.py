@@ -77,7 +77,7 @@ async def test_long_messages_pass_and_the_limit_may_be_lowered() -> None:
     port = await server.start("127.0.0.1", 0, ())
     try:
         async with open_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_unary("/tandem.v1.Worker/GetManifest")
+            call = channel.unary_unary("/tandem.v1.Worker/GetManifest", None, None)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(b"x" * 200)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

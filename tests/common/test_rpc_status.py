@@ -74,6 +74,11 @@ async def fail(channel: grpc.aio.Channel, kind: str) -> tuple[grpc.aio.AioRpcErr
     raise AssertionError("the call succeeded")
 
 
+def metadata_of(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    pairs: Any = error.trailing_metadata()
+    return {key: str(value) for key, value in pairs}
+
+
 TREE = sorted(
     (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TandemError)),
     key=lambda kind: kind.__name__,
@@ -89,7 +94,7 @@ async def test_every_typed_error_has_its_status(
     found, count = await fail(channel, kind)
     assert found.code() is grpc.StatusCode[error.status]
     assert found.details() == "what is wrong: ä"
-    metadata = dict(found.trailing_metadata())
+    metadata = metadata_of(found)
     assert metadata.get(FIELD_KEY) == "top_p"
     assert metadata.get(RETRY_AFTER_KEY) == "1.250"
     assert metadata.get(CODE_KEY) == error.default_code
@@ -99,7 +104,7 @@ async def test_every_typed_error_has_its_status(
 async def test_what_is_not_known_is_not_sent(failing: Failing, channel: grpc.aio.Channel) -> None:
     failing.error = errors.InvalidRequest("bad")
     found, _ = await fail(channel, "unary")
-    assert not {FIELD_KEY, CODE_KEY, RETRY_AFTER_KEY} & set(dict(found.trailing_metadata()))
+    assert not {FIELD_KEY, CODE_KEY, RETRY_AFTER_KEY} & set(metadata_of(found))
 
 
 @pytest.mark.parametrize("kind", ["unary", "server stream", "both"])
@@ -129,5 +134,5 @@ async def test_a_handler_may_end_its_call_itself(failing: Failing, channel: grpc
 
 async def test_an_unknown_method_stays_unimplemented(channel: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await channel.unary_unary("/tandem.v1.Worker/Unheard")(b"")
+        await channel.unary_unary("/tandem.v1.Worker/Unheard", None, None)(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -75,7 +75,8 @@ class Process:
 
     async def health(self) -> int:
         async with open_channel(self.address) as channel:
-            return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            return int(answer.status)
 
 
 @pytest.mark.parametrize(

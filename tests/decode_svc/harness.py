@@ -61,6 +61,9 @@ class Told:
     def open(self) -> bool:
         return self.accepted and self.finished is None
 
+    def outcome(self) -> Outcome | None:
+        return None if self.finished is None else self.finished.outcome
+
 
 @dataclass
 class Remote:

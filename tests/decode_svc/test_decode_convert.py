@@ -5,7 +5,7 @@ import pytest
 from common.pb.tandem.v1 import decode_pb2 as pb
 from common.sampling import Candidate, FinishReason, SampledToken, TokenLogprobs
 from decode_svc.convert import to_messages
-from decode_svc.messages import AcceptedOut, DeltaOut, FinishedOut, RejectedOut, ShortageOut
+from decode_svc.messages import AcceptedOut, DeltaOut, FinishedOut, GatewayOut, RejectedOut, ShortageOut
 from decode_svc.request import Outcome, Timings
 
 
@@ -21,7 +21,7 @@ def test_nothing_makes_no_message() -> None:
 
 
 def test_answers_come_before_the_one_step() -> None:
-    outputs = [
+    outputs: list[GatewayOut] = [
         AcceptedOut("s", "a", 0),
         delta(0, 1, request="a"),
         RejectedOut("s", "b", 1, "top_p", "bad"),

@@ -10,7 +10,7 @@ from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarg
 from tests.decode_svc.harness import DecodeHarness, Remote, Told
 from tests.factories.engines import VOCAB, next_token, reference
 
-LONG = SamplingParams(max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 P1, P2 = PrefillTarget("p1", "p1:1"), PrefillTarget("p2", "p2:1")
 
 
@@ -210,10 +210,10 @@ class TestRemotePrefill:
         harness.step()
         told.cancelled = True
         harness.engine.handle(Cancel("r", 0))
-        assert told.finished is None and harness.engine.snapshot.owned == 3
+        assert told.outcome() is None and harness.engine.snapshot.owned == 3
         assert [c.transfer_id for c in harness.cancels] == [100]
         harness.pass_events()
-        assert told.finished is not None and told.finished.outcome is Outcome.CANCELLED
+        assert told.outcome() is Outcome.CANCELLED
         assert harness.engine.snapshot.owned == 0
 
     def test_a_silent_worker_is_given_up(self) -> None:
@@ -294,7 +294,7 @@ class TestEnds:
         harness, told = self.started(n=3)
         told.cancelled = True
         harness.engine.handle(Cancel("r", 0))
-        assert told.finished is not None and told.finished.outcome is Outcome.CANCELLED
+        assert told.outcome() is Outcome.CANCELLED
         assert harness.engine.snapshot.owned == 0 and harness.step() is False
 
     def test_cancelling_one_choice_leaves_the_others(self) -> None:
@@ -327,7 +327,7 @@ class TestEnds:
         told.cancelled = True
         harness.engine.handle(StreamGone("s"))
         harness.finish()
-        assert told.finished is not None and told.finished.outcome is Outcome.CANCELLED
+        assert told.outcome() is Outcome.CANCELLED
         assert other.finished is not None and other.finished.outcome is Outcome.OK
 
     @pytest.mark.parametrize("remote", [False, True])

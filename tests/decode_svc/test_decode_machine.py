@@ -1,5 +1,7 @@
 """Whatever happens in whatever order, a decode engine tells each client the same tokens and gives every block back."""
 
+from dataclasses import dataclass
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -36,12 +38,38 @@ candidates = st.lists(st.sampled_from(PEERS), max_size=3).map(
 )
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a gateway may ask for; `replayed` tokens of each choice are known already."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    targets: tuple[PrefillTarget, ...]
+    stream: str
+    timeout: float | None
+    replayed: tuple[int, ...]
+
+
+wanted = st.builds(
+    Wanted,
+    prompt=prompts,
+    params=sampling,
+    targets=candidates,
+    stream=st.sampled_from(["a", "b"]),
+    timeout=st.sampled_from([None, None, None, 20.0]),
+    replayed=st.one_of(
+        st.sampled_from([(0,), (0,), (0, 0), (0, 0, 0)]),
+        st.lists(st.integers(0, 15), min_size=1, max_size=3).map(tuple),
+    ),
+)
+
+
 class DecodeEngineMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.sampled_from([10, 10, 13, 24]),
         budget=st.sampled_from([3, 7, 16]),
         local_prefill_tokens=st.sampled_from([0, 4]),
-        max_batch_size=st.sampled_from([2, 5, 16]),
+        max_batch_size=st.sampled_from([2, 16, 16]),
     )
     def start(self, num_blocks: int, budget: int, local_prefill_tokens: int, max_batch_size: int) -> None:
         self.harness = DecodeHarness(
@@ -64,77 +92,73 @@ class DecodeEngineMachine(RuleBasedStateMachine):
 
     # --- the gateway -----------------------------------------------------------------------------------
 
-    @rule(
-        prompt=prompts,
-        params=sampling,
-        n=st.sampled_from([1, 1, 1, 2, 3]),
-        ranked=candidates,
-        stream=st.sampled_from(["a", "b"]),
-        timeout=st.sampled_from([None, None, 20.0]),
-        replayed=st.one_of(st.none(), st.lists(st.integers(0, 15), min_size=3, max_size=3)),
-    )
-    def submit(
-        self,
-        prompt: tuple[int, ...],
-        params: SamplingParams,
-        n: int,
-        ranked: tuple[PrefillTarget, ...],
-        stream: str,
-        timeout: float | None,
-        replayed: list[int] | None,
-    ) -> None:
-        choices = tuple(self.prefix(prompt, params, i, replayed[i] if replayed else 0) for i in range(n))
-        if all(choice.finished for choice in choices):
-            return
-        self.count += 1
-        request = DecodeRequest(
-            stream, f"r{self.count}", 0, prompt, choices, params, ranked, timeout=timeout, cache_salt=""
-        )
-        self.harness.submit(request)
+    @rule(requests=st.lists(wanted, min_size=1, max_size=4))
+    def submit(self, requests: list[Wanted]) -> None:
+        for want in requests:
+            choices = tuple(self.prefix(want, index) for index in range(len(want.replayed)))
+            if all(choice.finished for choice in choices):
+                continue
+            self.count += 1
+            self.harness.submit(
+                DecodeRequest(
+                    want.stream,
+                    f"r{self.count}",
+                    0,
+                    want.prompt,
+                    choices,
+                    want.params,
+                    want.targets,
+                    timeout=want.timeout,
+                )
+            )
 
-    def prefix(self, prompt: tuple[int, ...], params: SamplingParams, choice: int, length: int) -> ChoicePrefix:
-        output, _ = reference(prompt, params, choice, LONGEST)
+    def prefix(self, want: Wanted, choice: int) -> ChoicePrefix:
+        output, _ = reference(want.prompt, want.params, choice, LONGEST)
+        length = want.replayed[choice]
         return ChoicePrefix(tuple(output[:length]), finished=length >= len(output))
 
-    @rule(data=st.data())
-    @precondition(lambda self: self.open())
-    def cancel(self, data: st.DataObject) -> None:
-        told = data.draw(st.sampled_from(self.open()))
-        told.cancelled = True
-        self.harness.engine.handle(Cancel(*told.request.key))
+    @rule(data=st.data(), what=st.sampled_from(["request", "choice", "choice", "stream", "peer", "clock", "clock"]))
+    def disturb(self, data: st.DataObject, what: str) -> None:
+        if what == "stream":
+            self.break_stream(data.draw(st.sampled_from(["a", "b"])))
+        elif what == "peer":
+            self.pair_or_part(data.draw(st.sampled_from(PEERS)))
+        elif what == "clock":
+            self.harness.clock.now += data.draw(st.sampled_from([0.1, 3.0]))
+        elif self.open():
+            told = data.draw(st.sampled_from(self.open()))
+            self.cancel(told, data.draw(st.integers(0, len(told.request.choices))) if what == "choice" else None)
 
-    @rule(data=st.data())
-    @precondition(lambda self: self.open())
-    def cancel_choice(self, data: st.DataObject) -> None:
-        told = data.draw(st.sampled_from(self.open()))
-        index = data.draw(st.integers(0, len(told.request.choices)))
-        if index not in told.reasons:
-            told.cancelled_choices.add(index)
-        self.harness.engine.handle(Cancel(*told.request.key, choice=index))
+    def cancel(self, told: Told, choice: int | None) -> None:
+        if choice is None:
+            told.cancelled = True
+        elif choice not in told.reasons:
+            told.cancelled_choices.add(choice)
+        self.harness.engine.handle(Cancel(*told.request.key, choice=choice))
 
-    @rule(stream=st.sampled_from(["a", "b"]))
-    def stream_breaks(self, stream: str) -> None:
+    def break_stream(self, stream: str) -> None:
         for told in self.open():
             told.cancelled |= told.request.stream == stream
         self.harness.engine.handle(StreamGone(stream))
 
+    def pair_or_part(self, peer: str) -> None:
+        if self.harness.peers.pop(peer, None) is None:
+            self.harness.peers[peer] = f"{peer}-incarnation"
+
     # --- the engine ------------------------------------------------------------------------------------
 
-    @rule(count=st.sampled_from([1, 1, 3, 10]))
+    @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
             self.harness.step()
 
-    @rule(seconds=st.sampled_from([0.1, 3.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.harness.clock.now += seconds
+    @rule(count=st.integers(1, 4))
+    def step_and_hear(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+            self.harness.pass_events()
 
     # --- prefill workers and the transfer thread -------------------------------------------------------
-
-    @rule(peer=st.sampled_from(PEERS))
-    def pair_or_part(self, peer: str) -> None:
-        if self.harness.peers.pop(peer, None) is None:
-            self.harness.peers[peer] = f"{peer}-incarnation"
 
     @rule(data=st.data(), count=st.integers(1, 20))
     @precondition(lambda self: self.harness.remotes)

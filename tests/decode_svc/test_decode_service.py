@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
-import grpc.aio
 import pytest
 from opentelemetry import trace
 
@@ -17,12 +16,22 @@ from common.pb.tandem.v1 import decode_pb2_grpc
 from common.rpc.convert import sampling_to_proto
 from common.rpc.status import FIELD_KEY
 from common.sampling import FinishReason, SampledToken, SamplingParams
-from decode_svc.messages import AcceptedOut, Cancel, CancelOut, DeltaOut, FinishedOut, RunOut, StreamGone, Submit
+from decode_svc.messages import (
+    AcceptedOut,
+    Cancel,
+    CancelOut,
+    DecodeOutput,
+    DeltaOut,
+    FinishedOut,
+    RunOut,
+    StreamGone,
+    Submit,
+)
 from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget, Timings
 from decode_svc.service import DecodeServicer
 from tests.decode_svc.harness import DecodeHarness
 from tests.factories.engines import reference
-from tests.factories.rpc import Duplex, Posts, eventually, make_manifest, serving
+from tests.factories.rpc import EOF, Duplex, Posts, eventually, make_manifest, serving
 
 
 class FakePairs:
@@ -173,12 +182,15 @@ class TestStream:
             worker.servicer.deliver([AcceptedOut(key, "r", 0)])
             await stream.half_close()
             assert (await stream.read()).WhichOneof("message") == "accepted"
-            assert await stream.read() is grpc.aio.EOF
+            assert await stream.read() is EOF
         assert await worker.posts.wait_for(StreamGone) == [StreamGone(key)]
 
     async def test_what_is_for_prefill_workers_goes_to_the_pairs(self, worker: Worker) -> None:
         target = PrefillTarget("p", "p:1")
-        outs = [RunOut(target, 1, "r", (1,), 0, (0,), SamplingParams(), "", ""), CancelOut(target, 1)]
+        outs: list[DecodeOutput] = [
+            RunOut(target, 1, "r", (1,), 0, (0,), SamplingParams(), "", ""),
+            CancelOut(target, 1),
+        ]
         worker.servicer.deliver(outs)
         assert worker.pairs.dispatched == outs
 
@@ -219,7 +231,7 @@ async def test_every_submission_has_one_answer_and_every_accepted_one_one_end() 
     """The whole worker over gRPC, but for the model: many requests from two gateways, good, bad and too many."""
     harness = DecodeHarness(num_blocks=16, max_waiting=3, max_request_tokens=40)
     worker, loop = Worker(), asyncio.get_running_loop()
-    harness.engine._emit = lambda outputs: loop.call_soon_threadsafe(worker.servicer.deliver, outputs)  # type: ignore[assignment,misc]
+    harness.engine._emit = lambda outputs: loop.call_soon_threadsafe(worker.servicer.deliver, outputs)  # type: ignore[assignment]
     fatal: list[BaseException] = []
     engine_loop = EngineLoop(harness.engine, name="test-engine", on_fatal=fatal.append)
     worker.servicer._post = engine_loop.post
@@ -232,7 +244,7 @@ async def test_every_submission_has_one_answer_and_every_accepted_one_one_end() 
 
     async def talk(stream: Duplex, mine: list[str]) -> None:
         for request_id in mine:
-            fields = {"prompt_ids": prompts[request_id], "sampling": sampling_to_proto(params)}
+            fields: dict[str, Any] = {"prompt_ids": prompts[request_id], "sampling": sampling_to_proto(params)}
             if request_id.endswith("7"):
                 fields["prompt_ids"] = []
             await stream.send(submit(request_id, **fields))

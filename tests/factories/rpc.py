@@ -12,6 +12,7 @@ from common.rpc.channel import open_channel
 from common.rpc.server import RpcServer
 
 PATIENCE = 10.0
+EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # absent from the stubs
 
 
 def make_manifest(**changes: Any) -> Manifest:
@@ -79,13 +80,13 @@ class Duplex:
 
     async def __aexit__(self, *_: object) -> None:
         self._call.cancel()
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def send(self, message: Any) -> None:
         await self._call.write(message)
 
     async def read(self) -> Any:
-        """The next message; grpc.aio.EOF at the end. Raises AioRpcError if the stream has failed."""
+        """The next message; EOF at the end. Raises AioRpcError if the stream has failed."""
         async with asyncio.timeout(PATIENCE):
             return await self._call.read()
 

@@ -27,6 +27,9 @@ class Told:
     cancelled: bool = False
     send_failed: bool = False
 
+    def outcome(self) -> str | None:
+        return None if self.ended is None else self.ended.outcome
+
 
 class PrefillHarness:
     def __init__(

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
-import grpc.aio
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from common.pb.tandem.v1 import prefill_pb2 as pb
 from common.pb.tandem.v1 import prefill_pb2_grpc
@@ -16,12 +18,13 @@ from common.pb.tandem.v1.transport_pb2 import TransportPeer
 from common.rpc.convert import sampling_to_proto
 from common.rpc.status import FIELD_KEY
 from common.sampling import Candidate, SampledToken, SamplingParams, TokenLogprobs
+from common.telemetry.tracing import traceparent_of
 from kv_store.staging import SlotGrant
 from kv_store.transport.base import PeerUnreachable
 from prefill_svc.request import Cancel, Ended, FirstTokens, PeerGone, PrefillRequest, Progressed, Run
 from prefill_svc.service import PrefillServicer
 from tests.factories.engines import FakePairing
-from tests.factories.rpc import Duplex, Posts, eventually, make_manifest, serving
+from tests.factories.rpc import EOF, Duplex, Posts, eventually, make_manifest, serving
 
 PARAMS = SamplingParams(temperature=0.5, seed=2**63 + 1, logit_bias={3: -1.0}, logprobs=0)
 
@@ -230,7 +233,7 @@ class TestEnd:
     async def test_a_stream_that_the_decode_worker_closes_is_answered_with_its_end(self, worker: Worker) -> None:
         async with worker.paired() as stream:
             await stream.half_close()
-            assert await stream.read() is grpc.aio.EOF
+            assert await stream.read() is EOF
             await eventually(lambda: worker.servicer.paired == [])
         assert worker.posts.all == [PeerGone("d-inc")]
 
@@ -238,7 +241,7 @@ class TestEnd:
         async with worker.paired() as stream:
             worker.servicer.drop_peer("unknown", "never heard of")
             worker.servicer.drop_peer("d-inc", "a write failed")
-            assert await stream.read() is grpc.aio.EOF
+            assert await stream.read() is EOF
         assert worker.posts.all == [PeerGone("d-inc")]
         async with worker.paired():
             assert worker.servicer.paired == ["decode-0"]
@@ -255,3 +258,37 @@ class TestEnd:
             assert error.code() is grpc.StatusCode.INTERNAL and error.details() == "internal error"
             worker.servicer._post = worker.posts
         assert "unexpected error" in caplog.text
+
+
+async def test_an_ended_run_leaves_its_spans_in_the_callers_trace() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    worker = Worker()
+    worker.servicer._tracer = provider.get_tracer("test")
+    with worker.servicer._tracer.start_as_current_span("request") as parent:
+        traceparent = traceparent_of(parent)
+    async with (
+        serving(lambda s: prefill_pb2_grpc.add_PrefillServicer_to_server(worker.servicer, s)) as worker.address,
+        worker.paired() as stream,
+    ):
+        command = run(7)
+        command.run.traceparent = traceparent
+        await stream.send(command)
+        await worker.posts.wait_for(Run)
+        worker.servicer.deliver([Ended("d-inc", 7, "ok", "", 3, 300, 16, 4, 0.5, 0.25, 0.125)])
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    provider.shutdown()
+    assert set(spans) == {"request", "prefill", "transfer"}
+    for name, seconds in (("prefill", 0.5), ("transfer", 0.125)):
+        span = spans[name]
+        assert span.context.trace_id == spans["request"].context.trace_id
+        assert span.end_time is not None and span.start_time is not None
+        assert span.end_time - span.start_time == int(seconds * 1e9)
+    assert spans["prefill"].attributes == {
+        "tandem.worker": "prefill-0",
+        "tandem.outcome": "ok",
+        "tandem.cached_tokens": 16,
+        "tandem.computed_tokens": 4,
+    }
+    assert spans["transfer"].attributes == {"tandem.bytes": 300, "tandem.messages": 3}
