@@ -81,7 +81,7 @@ def running_collector() -> Iterator[Collector]:
     """Listens on a free port; `endpoint` is what OTEL_EXPORTER_OTLP_ENDPOINT wants."""
     collector = Collector()
     server = grpc.server(futures.ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,10 +77,10 @@ def reference(demo_model: Path, text_ids: list[int]) -> Mapping[str, list[int]]:
     return {name: oracle.greedy_cached(text_ids[:length], OUTPUT_TOKENS) for name, length in PROMPTS.items()}
 
 
-@pytest.fixture(scope="module", params=SYSTEMS.values(), ids=SYSTEMS.keys())
+@pytest.fixture(scope="module", params=list(SYSTEMS))
 def system(request: pytest.FixtureRequest, demo_model: Path, make_scratch: Callable[[], Path]) -> Iterator[Cluster]:
     """A running system; nothing is prefilled on decode unless a test wants it."""
-    setup: System = request.param
+    setup = SYSTEMS[request.param]
     workers = {
         "--transport": setup.transport,
         "--block-size": str(BLOCK_SIZE),
@@ -129,8 +130,7 @@ def on_decode(
 
 def by_gateway(cluster: Cluster, prompt: Sequence[int], salt: str) -> Generated:
     """As the router likes."""
-    options = {"temperature": 0.0, "max_tokens": OUTPUT_TOKENS}
-    return generate(cluster.grpc_target, prompt, cache_salt=salt, **options)
+    return generate(cluster.grpc_target, prompt, cache_salt=salt, temperature=0.0, max_tokens=OUTPUT_TOKENS)
 
 
 WAYS: Mapping[str, Ask] = {"from prefill": from_prefill, "on decode": on_decode, "by gateway": by_gateway}
@@ -163,8 +163,8 @@ def test_the_gateway_has_long_prompts_prefilled_apart(system: Cluster, text_ids:
 def test_batched_with_strangers(system: Cluster, reference: Mapping[str, list[int]], text_ids: list[int]) -> None:
     def stranger(number: int) -> Generated:
         prompt = text_ids[50 * number + 7 : 50 * number + 60]
-        options = {"temperature": 1.0, "seed": number, "n": 1 + number % 2, "max_tokens": 40}
-        return generate(system.grpc_target, prompt, cache_salt="strangers", **options)
+        drawn: dict[str, Any] = {"temperature": 1.0, "seed": number, "max_tokens": 40}
+        return generate(system.grpc_target, prompt, n=1 + number % 2, cache_salt="strangers", **drawn)
 
     mine = [name for name, length in PROMPTS.items() if length < 100]
     with ThreadPoolExecutor(8) as pool:
