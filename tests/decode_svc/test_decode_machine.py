@@ -216,5 +216,5 @@ class DecodeEngineMachine(RuleBasedStateMachine):
         assert self.harness.counts[Outcome.FAILED] == 0
 
 
-DecodeEngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+DecodeEngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestDecodeEngine = DecodeEngineMachine.TestCase

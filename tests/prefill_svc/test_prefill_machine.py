@@ -115,5 +115,5 @@ class PrefillEngineMachine(RuleBasedStateMachine):
             self.harness.finish()
 
 
-PrefillEngineMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+PrefillEngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestPrefillEngine = PrefillEngineMachine.TestCase
