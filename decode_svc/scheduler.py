@@ -29,8 +29,15 @@ class Work:
 class DecodeScheduler:
     """Sequences are waiting (no blocks), remote (a prefill worker fills them) or running (filling or decoding)."""
 
-    def __init__(self, pool: BlockPool, *, max_batch_size: int, watermark_share: float = 0.01) -> None:
-        """`watermark_share`: part of the pool that admissions leave free, for running sequences to grow into."""
+    def __init__(
+        self, pool: BlockPool, *, max_batch_size: int, watermark_share: float = 0.01, fill_share: float = 0.25
+    ) -> None:
+        """
+        Args:
+            watermark_share: part of the pool that admissions leave free, for running sequences to grow into.
+            fill_share: part of a step's token budget that prompts get however many sequences decode.
+        """
+        self._fill_share = fill_share
         self._pool = pool
         self._max_batch_size = max_batch_size
         self._watermark = int(pool.num_blocks * watermark_share)
@@ -57,6 +64,12 @@ class DecodeScheduler:
         """Known tokens that are to be computed here."""
         filling = (s for s in self._running if s.phase is Phase.FILLING)
         return sum(s.num_pending for s in (*self._waiting, *filling))
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the sequence whose turn to be filled it is has behind it; its next ones attend to them."""
+        filling = (s for s in self._running if s.phase is Phase.FILLING)
+        return next((s.table.num_computed for s in filling), 0)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Into the queue, at the place of its age. It holds no blocks."""
@@ -106,8 +119,8 @@ class DecodeScheduler:
 
     # --- one step ----------------------------------------------------------------------------------
 
-    def plan(self, budget: TokenBudget, give_up: Callable[[Sequence], None]) -> list[Work]:
-        """What the next step computes; everything in it has its blocks.
+    def plan(self, budget: int, give_up: Callable[[Sequence], None]) -> list[Work]:
+        """What the next step computes, in about `budget` tokens; everything in it has its blocks.
 
         `give_up(sequence)` is called for a remote prompt whose blocks are wanted: its transfer is to be abandoned
         and the prompt requeued when nothing can be written to its blocks any more.
@@ -117,10 +130,12 @@ class DecodeScheduler:
         work: list[Work] = []
         for sequence in decoding:
             # A younger one may have been preempted for an older one just now.
-            if sequence.phase is Phase.DECODING and budget.remaining and self._make_room(sequence, give_up):
-                work.append(_work(sequence, budget.take(1)))
+            if sequence.phase is Phase.DECODING and self._make_room(sequence, give_up):
+                work.append(_work(sequence, 1))
+        # A stream never waits for a budget; and many streams never starve the prompts.
+        fill = TokenBudget(max(budget - len(work), int(budget * self._fill_share)))
         for sequence in filling:
-            if sequence.phase is Phase.FILLING and (count := budget.take(sequence.num_pending)):
+            if sequence.phase is Phase.FILLING and (count := fill.take(sequence.num_pending)):
                 work.append(_work(sequence, count))
         return work
 

@@ -26,7 +26,7 @@ from common.engine.block_pool import BlockPool
 from common.engine.block_table import BlockTable
 from common.engine.runner import ModelRunner
 from common.engine.sampler import Sampler, SampleRow
-from common.engine.scheduling import SpeedMeter, StepPacer, TokenBudget
+from common.engine.scheduling import SpeedMeter, StepPacer
 from common.errors import InvalidRequest
 from common.sampling import FinishReason, SampledToken
 from decode_svc.messages import (
@@ -357,7 +357,7 @@ class DecodeEngine:
         self._expire()
         for sequence in self._scheduler.admissible():
             self._start(sequence)
-        work = self._scheduler.plan(TokenBudget(self._pacer.budget()), self._give_up)
+        work = self._scheduler.plan(self._pacer.budget(self._scheduler.context_tokens), self._give_up)
         if work:
             self._compute(work)
         self._flush()
@@ -489,7 +489,8 @@ class DecodeEngine:
     def _record(self, work: Seq[Work], seconds: float) -> None:
         total = sum(item.end - item.start for item in work)
         decoded = sum(1 for item in work if not item.sequence.is_prompt and item.end - item.start == 1)
-        self._pacer.record(total, seconds)
+        context = sum((item.end - item.start) * (item.start + item.end) // 2 for item in work) // total
+        self._pacer.record(total, seconds, context)
         if decoded == total:
             self._decode_speed.record(decoded, seconds)
         else:

@@ -46,6 +46,11 @@ class PrefillScheduler:
         """Prompt tokens not yet computed."""
         return sum(job.num_remaining for job in (*self._running, *self._waiting))
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the prompt whose turn it is has behind it; its next ones attend to them."""
+        return self._running[0].table.num_computed if self._running else 0
+
     def add(self, job: PrefillJob) -> None:
         self._waiting.append(job)
 

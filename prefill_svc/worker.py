@@ -179,7 +179,7 @@ class PrefillEngine:
         """Admit what fits and compute one batch of chunks. False if there was nothing to compute."""
         for job in self._scheduler.admit():
             self._start(job)
-        chunks = self._scheduler.next_chunks(TokenBudget(self._pacer.budget()))
+        chunks = self._scheduler.next_chunks(TokenBudget(self._pacer.budget(self._scheduler.context_tokens)))
         if chunks:
             self._compute(chunks)
         self._flush()
@@ -213,7 +213,7 @@ class PrefillEngine:
         self._draw_first_tokens([chunk.job for chunk in chunks if _wants_logits(chunk)], logits)
         for chunk in chunks:
             self._advance(chunk)
-        self._record(sum(c.end - c.start for c in chunks), time.monotonic() - begun)
+        self._record(chunks, time.monotonic() - begun)
 
     def _draw_first_tokens(self, jobs: Sequence[PrefillJob], logits: torch.Tensor) -> None:
         """One logits row per job, several choices per row; each choice has its own random stream."""
@@ -239,8 +239,10 @@ class PrefillEngine:
         else:
             self._outputs.append(Progressed(job.request.peer, job.request.transfer_id, chunk.end))
 
-    def _record(self, num_tokens: int, seconds: float) -> None:
-        self._pacer.record(num_tokens, seconds)
+    def _record(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        num_tokens = sum(c.end - c.start for c in chunks)
+        context = sum((c.end - c.start) * (c.start + c.end) // 2 for c in chunks) // num_tokens
+        self._pacer.record(num_tokens, seconds, context)
         self._speed.record(num_tokens, seconds)
         self._figures.tokens_computed += num_tokens
         self._figures.steps += 1

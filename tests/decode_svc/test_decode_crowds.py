@@ -62,7 +62,7 @@ class Crowd:
                 harness.send_first(remote)
             elif action == "fail":
                 harness.send_terminal(remote, ok=False)
-        elif chance.random() < 0.1:
+        elif harness.told and chance.random() < 0.1:
             told = chance.choice(list(harness.told.values()))
             told.cancelled |= told.open
             harness.engine.handle(Cancel(*told.request.key))

@@ -3,7 +3,6 @@
 import pytest
 
 from common.engine.block_pool import BlockPool
-from common.engine.scheduling import TokenBudget
 from decode_svc.request import Phase, Sequence
 from decode_svc.scheduler import DecodeScheduler, Work
 from tests.decode_svc.sequences import decoding, filling, make_job, remote
@@ -23,7 +22,7 @@ def never(sequence: Sequence) -> None:
 
 def plan(scheduler: DecodeScheduler, budget: int) -> list[tuple[int, int]]:
     """(order of the job, tokens) of each piece of work."""
-    return [(w.sequence.job.order, w.end - w.start) for w in scheduler.plan(TokenBudget(budget), never)]
+    return [(w.sequence.job.order, w.end - w.start) for w in scheduler.plan(budget, never)]
 
 
 class TestPlan:
@@ -34,9 +33,9 @@ class TestPlan:
             (16, [(1, 1), (3, 1), (0, 10), (2, 4)]),
             (12, [(1, 1), (3, 1), (0, 10)]),
             (5, [(1, 1), (3, 1), (0, 3)]),
+            # Streams never wait for the budget.
             (2, [(1, 1), (3, 1)]),
-            (1, [(1, 1)]),
-            (0, []),
+            (1, [(1, 1), (3, 1)]),
         ],
     )
     def test_decodes_go_first_and_prompts_share_the_rest_oldest_first(
@@ -50,12 +49,20 @@ class TestPlan:
         decoding(scheduler, pool, 1, 5)
         assert plan(scheduler, budget) == expected
 
+    def test_prompts_get_their_share_however_many_sequences_decode(self) -> None:
+        pool = BlockPool(64, SIZE)
+        scheduler = scheduler_of(pool)
+        for order in range(12):
+            decoding(scheduler, pool, order, 5)
+        filling(scheduler, pool, 12, 10)
+        assert plan(scheduler, 8) == [*((order, 1) for order in range(12)), (12, 2)]
+
     def test_logits_are_wanted_where_the_known_tokens_end(self) -> None:
         pool = BlockPool(32, SIZE)
         scheduler = scheduler_of(pool)
         prompt = filling(scheduler, pool, 0, 6)
         for count, wanted in [(4, False), (2, True)]:
-            (work,) = scheduler.plan(TokenBudget(count), never)
+            (work,) = scheduler.plan(count, never)
             assert (work.end - work.start, work.wants_logits) == (count, wanted)
             prompt.table.commit(prompt.tokens(work.start, work.end))
 
@@ -64,7 +71,7 @@ class TestPlan:
         scheduler = scheduler_of(pool)
         prompt = filling(scheduler, pool, 0, 6)
         prompt.job.choices[0].output_ids = [1, 2]
-        assert scheduler.plan(TokenBudget(10), never) == [Work(prompt, 0, 6, wants_logits=False)]
+        assert scheduler.plan(10, never) == [Work(prompt, 0, 6, wants_logits=False)]
 
     def test_the_youngest_gives_way_and_keeps_its_place(self) -> None:
         pool = BlockPool(7, SIZE)
@@ -94,7 +101,7 @@ class TestPlan:
         oldest = decoding(scheduler, pool, 0, 8)
         younger = [decoding(scheduler, pool, order, 4) for order in (1, 2)]
         for _ in range(8):
-            (work,) = [work for work in scheduler.plan(TokenBudget(10), never) if work.sequence is oldest]
+            (work,) = [work for work in scheduler.plan(10, never) if work.sequence is oldest]
             oldest.table.commit(oldest.tokens(work.start, work.end))
             oldest.output_ids.append(7)
         assert len(oldest.table.blocks) == 4
@@ -123,8 +130,8 @@ class TestPlan:
             assert sequence.job.transfer is not None
             sequence.job.transfer.abandoned = True
 
-        assert scheduler.plan(TokenBudget(10), give_up) == []
-        assert scheduler.plan(TokenBudget(10), give_up) == []
+        assert scheduler.plan(10, give_up) == []
+        assert scheduler.plan(10, give_up) == []
         assert given_up == [youngest]
         assert youngest.table.blocks, "its blocks may still be written"
         assert running.phase is other.phase is Phase.DECODING and scheduler.num_preemptions == 0
@@ -138,8 +145,7 @@ class TestPlan:
             choice.table.reserve(5)
             choice.table.commit(choice.tokens(0, 4))
             scheduler.set_running(choice)
-        planned = scheduler.plan(TokenBudget(2), never)
-        assert [work.sequence.index for work in planned] == [0, 1]
+        assert [work.sequence.index for work in scheduler.plan(8, never)] == [0, 1, 2]
 
 
 class TestAdmission:
