@@ -6,4 +6,5 @@ placement   route and submit until some worker accepts
 connection  the long-lived stream to one decode worker
 output      what came out so far: contiguous, without repeats  (implements gateway.generation.Generation)
 loads       what this gateway has on its way to each worker
+speeds      for how long a worker's measured speed is believed
 """

@@ -1,10 +1,12 @@
 """What this gateway has on its way to each worker, to correct statuses that are up to a second old."""
 
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from common.pb.tandem.v1 import worker_pb2 as pb
 from gateway.cluster.views import WorkerView
+from gateway.dispatch.speeds import BelievedSpeeds
 from gateway.router import WorkerLoad
 
 
@@ -34,9 +36,11 @@ class Load:
 class Loads:
     """Sums over the attempts of this gateway, by worker id."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.tokens: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
+        self._prefill_speeds = BelievedSpeeds(clock)
+        self._decode_speeds = BelievedSpeeds(clock)
 
     def add(self, *, decode: str, prefill: str, tokens: int) -> Load:
         """`prefill` is the decode worker itself if it prefills locally."""
@@ -53,8 +57,8 @@ class Loads:
             address=view.address,
             # Our own part is among what the worker reports, except for what it does not know yet.
             queued_tokens=max(status.queued_tokens, self.tokens[view.worker_id]),
-            prefill_speed=status.prefill_tokens_per_second,
-            decode_speed=status.decode_tokens_per_second,
+            prefill_speed=self._prefill_speeds.believe(view.worker_id, status.prefill_tokens_per_second),
+            decode_speed=self._decode_speeds.believe(view.worker_id, status.decode_tokens_per_second),
             requests=max(status.running + status.waiting, self.requests[view.worker_id]),
             free_blocks=status.blocks.free + status.blocks.cached,
             total_blocks=status.blocks.total,
