@@ -115,6 +115,16 @@ class Cluster:
         self._valkey.wait(PATIENCE)
         (self.scratch / "valkey.sock").unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def frozen_valkey(self) -> Iterator[None]:
+        """Hang it for as long as the block runs; its socket still takes connections."""
+        assert self._valkey is not None
+        self._valkey.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._valkey.send_signal(signal.SIGCONT)
+
     def add_worker(self, name: str, **options: str) -> Member:
         """Start `prefill-…` or `decode-…`; options as `kv_memory="64MiB"`."""
         role = name.split("-")[0]
@@ -191,6 +201,13 @@ class Cluster:
             stub = worker_pb2_grpc.WorkerStub(channel)
             status: pb.WorkerStatus = stub.GetStatus(pb.GetStatusRequest(), timeout=PATIENCE, wait_for_ready=True)
             return status
+
+    def manifest(self, name: str) -> pb.Manifest:
+        """What a worker compares with its peers."""
+        with grpc.insecure_channel(self.members[name].address) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            manifest: pb.Manifest = stub.GetManifest(pb.GetManifestRequest(), timeout=PATIENCE, wait_for_ready=True)
+            return manifest
 
     @property
     def workers(self) -> list[str]:

@@ -189,9 +189,9 @@ class Judge:
         assert (answer.prompt_tokens, answer.completion_tokens) == (length, max_tokens)
         return str(answer.stats.prefill_worker)
 
-    def uses(self, worker: str) -> None:
-        """Until `worker` prefills again: the router may prefer others while it has not measured itself."""
-        eventually(lambda: self.normal_request() == worker, what=f"a prefill on {worker}")
+    def uses(self, *workers: str) -> None:
+        """Until one of `workers` prefills: the gateway learns of changes a moment later than the test."""
+        eventually(lambda: self.normal_request() in workers, what=f"a prefill on {' or '.join(workers)}")
 
     def recovered(self) -> None:
         """Everything is given back, and the next request is served as if nothing had been."""
@@ -235,3 +235,11 @@ def announce(cluster: Cluster, name: str) -> None:
     with Redis.from_url(valkey_url(cluster.scratch)) as redis:
         redis.hset(keys.workers, name, json.dumps(asdict(record)))
         redis.set(keys.heartbeat(name), status.incarnation, ex=600)
+
+
+def registered(cluster: Cluster) -> set[str]:
+    """Worker ids with a record and a heartbeat in the registry."""
+    keys = Keys(MODEL)
+    with Redis.from_url(valkey_url(cluster.scratch), decode_responses=True) as redis:
+        names: list[str] = list(redis.hkeys(keys.workers))
+        return {name for name in names if redis.exists(keys.heartbeat(name))}
