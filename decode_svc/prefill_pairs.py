@@ -65,7 +65,7 @@ class PrefillPair:
         self.worker_id = ""
         self.refusal = ""
         self.wanted_at = time.monotonic()
-        self._outbox: asyncio.Queue[pb.PrefillCommand] = asyncio.Queue()
+        self._outbox: asyncio.Queue[pb.PrefillCommand | None] = asyncio.Queue()
         self._live: set[int] = set()
         self._call: Any = None
         #: Why the present call was hung up, if it was.
@@ -81,9 +81,11 @@ class PrefillPair:
                 await self._session()
             except (grpc.aio.AioRpcError, TandemError, PeerUnreachable, TimeoutError) as error:
                 longest = self._note_failure(error)
-            if self.greeted is not None:
-                failures, reached_at = 0, time.monotonic()
-                self._lose(self.greeted)
+            finally:
+                # Whatever ended the stream: what ran on it must hear of it.
+                if self.greeted is not None:
+                    failures, reached_at = 0, time.monotonic()
+                    self._lose(self.greeted)
             # Kept small enough for the power below to stay a number.
             failures = min(failures + 1, 16)
             await asyncio.sleep(min(longest, 0.05 * 2.0**failures) * random.uniform(0.5, 1.0))
@@ -126,6 +128,8 @@ class PrefillPair:
             finally:
                 call.cancel()
                 self._call = None
+                # gRPC does not end the request side of a call that the other side has ended.
+                self._outbox.put_nowait(None)
 
     def hang_up(self, reason: str) -> None:
         """End the stream; what runs on it fails and the pair is made anew."""
@@ -136,8 +140,8 @@ class PrefillPair:
 
     async def _commands(self) -> AsyncIterator[pb.PrefillCommand]:
         outbox = self._outbox
-        while True:
-            yield await outbox.get()
+        while (command := await outbox.get()) is not None:
+            yield command
 
     async def _pair(self, theirs: pb.PairHello) -> None:
         require_match(self._hello.manifest, theirs.manifest, peer=theirs.worker_id)

@@ -102,9 +102,8 @@ class DecodeScheduler:
         bisect.insort(self._running, sequence, key=_age)
 
     def _has_seat(self, sequence: Sequence) -> bool:
-        taken = len(self._running) + len(self._remote)
-        wanted = len(sequence.job.open_choices) if sequence.is_prompt else 1
-        return taken == 0 or taken + wanted <= self._max_batch_size
+        taken = sum(_seats(other) for other in (*self._running, *self._remote))
+        return taken == 0 or taken + _seats(sequence) <= self._max_batch_size
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Pin the cached prefix and reserve the rest, leaving the watermark unless nothing else holds blocks."""
@@ -142,9 +141,8 @@ class DecodeScheduler:
     def _make_room(self, sequence: Sequence, give_up: Callable[[Sequence], None]) -> bool:
         """A block for the next token of `sequence`, if need be by preempting younger ones. False: not in this step."""
         while not sequence.table.reserve(sequence.num_tokens):
-            if self._remote:
-                # Their blocks come back when the transfers have ended, not now.
-                self._give_up_youngest(give_up)
+            if self._blocks_are_coming() or self._gives_up_younger_prompt(sequence, give_up):
+                # Blocks of a transfer come back when it has ended, not now.
                 return False
             victim = self._running[-1]
             self.preempt(victim)
@@ -152,9 +150,15 @@ class DecodeScheduler:
                 return False
         return True
 
-    def _give_up_youngest(self, give_up: Callable[[Sequence], None]) -> None:
-        if not any(s.job.transfer is not None and s.job.transfer.abandoned for s in self._remote):
-            give_up(self._remote[-1])
+    def _blocks_are_coming(self) -> bool:
+        return any(s.job.transfer is not None and s.job.transfer.abandoned for s in self._remote)
+
+    def _gives_up_younger_prompt(self, sequence: Sequence, give_up: Callable[[Sequence], None]) -> bool:
+        if not self._remote or self._remote[-1].age < sequence.age:
+            return False
+        self.num_preemptions += 1
+        give_up(self._remote[-1])
+        return True
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks; it is recomputed when there is room again."""
@@ -167,6 +171,11 @@ class DecodeScheduler:
 
 def _age(sequence: Sequence) -> tuple[int, int]:
     return sequence.age
+
+
+def _seats(sequence: Sequence) -> int:
+    """Places in the batch that it takes, now or once its choices fork from it."""
+    return len(sequence.job.open_choices) if sequence.is_prompt else 1
 
 
 def _work(sequence: Sequence, count: int) -> Work:

@@ -32,7 +32,6 @@ from common.sampling import FinishReason, SampledToken
 from decode_svc.messages import (
     AcceptedOut,
     Cancel,
-    CancelOut,
     DecodeOutput,
     DeltaOut,
     FinishedOut,
@@ -40,21 +39,19 @@ from decode_svc.messages import (
     PrefillEnded,
     PrefillProgressed,
     RejectedOut,
-    RunOut,
     ShortageOut,
     StreamGone,
     Submit,
 )
+from decode_svc.remote import RemotePrefills
 from decode_svc.request import (
     DecodeRequest,
     Figures,
     Job,
     Outcome,
     Phase,
-    PrefillTarget,
     Sequence,
     Snapshot,
-    Transfer,
 )
 from decode_svc.scheduler import DecodeScheduler, Work
 from decode_svc.validation import RequestLimits, check_request
@@ -93,22 +90,25 @@ class DecodeEngine:
         self._runner = runner
         self._sampler = sampler
         self._pool = pool
-        self._transfer = transfer
         self._pacer = pacer
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_waiting = max_waiting
-        self._local_prefill_tokens = local_prefill_tokens
         self._prefill_timeout = prefill_timeout
-        self._next_transfer_id = first_transfer_id
-        self._find_peer = find_peer
         self._emit = emit
         self._clock = clock
         self._scheduler = DecodeScheduler(pool, max_batch_size=max_batch_size)
         self._jobs: dict[tuple[str, int], Job] = {}
-        self._transfers: dict[int, Job] = {}
         self._next_order = 0
         self._outputs: list[DecodeOutput] = []
+        self._remote = RemotePrefills(
+            transfer=transfer,
+            find_peer=find_peer,
+            local_prefill_tokens=local_prefill_tokens,
+            first_transfer_id=first_transfer_id,
+            emit=self._send,
+            clock=clock,
+        )
         self._figures = Figures()
         self._prefill_speed = SpeedMeter()
         self._decode_speed = SpeedMeter()
@@ -127,9 +127,9 @@ class DecodeEngine:
             case FirstArrived(transfer_id, tokens):
                 self._first_arrived(transfer_id, tokens)
             case PrefillProgressed(transfer_id):
-                self._heard_of(transfer_id)
+                self._remote.hear(transfer_id)
             case PrefillEnded():
-                self._prefill_ended(command)
+                self._remote.ended(command)
             case ReceiveFinished():
                 self._receive_finished(command)
             case PeerLost():
@@ -180,112 +180,27 @@ class DecodeEngine:
 
     # --- remote prefill ----------------------------------------------------------------------------
 
-    def _start_remote(self, job: Job, target: PrefillTarget, peer: str) -> None:
-        """The prompt's blocks are reserved; let the prefill worker fill what the cache did not have."""
-        request, table = job.request, job.prompt.table
-        now = self._clock()
-        transfer_id, self._next_transfer_id = self._next_transfer_id, self._next_transfer_id + 1
-        job.transfer = Transfer(transfer_id, target, table.num_computed, started=now, heard=now)
-        self._transfers[transfer_id] = job
-        self._scheduler.set_remote(job.prompt)
-        slots = table.slots(table.num_computed, len(request.prompt_ids))
-        self._transfer.open_receive(transfer_id, peer, table.num_computed, slots)
-        self._outputs.append(
-            RunOut(
-                target,
-                transfer_id,
-                request.request_id,
-                request.prompt_ids,
-                table.num_computed,
-                tuple(choice.index for choice in job.fresh_choices),
-                request.params,
-                request.cache_salt,
-                request.traceparent,
-            )
-        )
-
-    def _live_transfer(self, transfer_id: int) -> tuple[Job, Transfer] | None:
-        """The job behind a transfer that is still wanted."""
-        job = self._transfers.get(transfer_id)
-        if job is None or job.transfer is None or job.transfer.abandoned:
-            return None
-        return job, job.transfer
-
-    def _heard_of(self, transfer_id: int) -> None:
-        if (live := self._live_transfer(transfer_id)) is not None:
-            live[1].heard = self._clock()
-
     def _first_arrived(self, transfer_id: int, tokens: Seq[tuple[int, SampledToken]]) -> None:
-        self._heard_of(transfer_id)
-        if (live := self._live_transfer(transfer_id)) is None:
+        if (job := self._remote.hear(transfer_id)) is None:
             return
-        job = live[0]
         by_choice = dict(tokens)
         for choice in job.fresh_choices:
             if (token := by_choice.get(choice.index)) is not None:
                 self._append(choice, token)
 
-    def _prefill_ended(self, event: PrefillEnded) -> None:
-        if (live := self._live_transfer(event.transfer_id)) is None:
-            return
-        job, transfer = live
-        if not event.ok:
-            self._abandon(job, transfer, tell=False)
-            return
-        transfer.heard = self._clock()
-        timings = job.timings
-        timings.prefill_worker = transfer.target.worker_id
-        timings.prefill_cached_tokens = event.cached_tokens
-        timings.computed_tokens = event.computed_tokens
-        timings.prefill_seconds = event.prefill_seconds
-        timings.transfer_seconds = event.transfer_seconds
-        transfer.compute_ended = event.compute_ended
-
-    def _abandon(self, job: Job, transfer: Transfer, *, tell: bool) -> None:
-        """Stop waiting for a transfer; what follows is decided when nothing can write to its blocks any more."""
-        if transfer.abandoned:
-            return
-        transfer.abandoned = True
-        if tell:
-            self._outputs.append(CancelOut(transfer.target, transfer.transfer_id))
-        self._transfer.abort_receive(transfer.transfer_id)
-
     def _receive_finished(self, event: ReceiveFinished) -> None:
-        job = self._transfers.pop(event.transfer_id, None)
-        assert job is not None and job.transfer is not None, f"receive {event.transfer_id} ended twice"
-        transfer, job.transfer = job.transfer, None
+        job, landed = self._remote.finish(event)
         self._scheduler.remove(job.prompt)
-        if event.outcome == "ok" and not transfer.abandoned:
-            self._landed(job, transfer, event)
-        else:
-            self._not_landed(job, transfer)
-
-    def _landed(self, job: Job, transfer: Transfer, event: ReceiveFinished) -> None:
-        timings = job.timings
-        timings.transfer_bytes, timings.transfer_messages = event.bytes, event.messages
-        timings.transfer_exposed_seconds = max(0.0, event.last_landed - transfer.compute_ended)
-        job.prompt.table.commit(job.request.prompt_ids[transfer.first_token :])
-        if job.fresh_choices:
-            # Its first tokens never came: compute the end of the prompt again, for its logits.
-            self._requeue_prompt(job)
-        else:
+        # Without its first tokens, which never came, the end of the prompt is computed here for its logits.
+        if landed and not job.fresh_choices:
             self._prompt_filled(job)
-
-    def _not_landed(self, job: Job, transfer: Transfer) -> None:
-        if not transfer.abandoned:
-            # It failed on this side; the prefill worker need not go on.
-            self._outputs.append(CancelOut(transfer.target, transfer.transfer_id))
-        if job.open_choices:
-            self._requeue_prompt(job)
+        elif job.open_choices:
+            # For the next target, or here; what landed whole is found in the cache.
+            job.prompt.table.release()
+            self._scheduler.enqueue(job.prompt)
         else:
             job.prompt.table.release()
             self._finish(job, *(job.ending or (Outcome.OK, "")))
-
-    def _requeue_prompt(self, job: Job) -> None:
-        """Have it filled by the next target, or here; what landed whole is found in the cache."""
-        job.timings.prefill_retries += 1
-        job.prompt.table.release()
-        self._scheduler.enqueue(job.prompt)
 
     # --- ending ------------------------------------------------------------------------------------
 
@@ -301,7 +216,7 @@ class DecodeEngine:
             self._drop(choice)
         if job.transfer is not None:
             job.ending = (outcome, message)
-            self._abandon(job, job.transfer, tell=True)
+            self._remote.abandon(job, failed=False, tell=True)
         else:
             self._drop(job.prompt)
             self._finish(job, outcome, message)
@@ -347,8 +262,8 @@ class DecodeEngine:
         for job in [job for job in self._jobs.values() if (limit := self._limit_of(job)) is not None and limit <= now]:
             if job.deadline is not None and job.deadline <= now:
                 self._end(job, Outcome.DEADLINE, f"not finished within {job.request.timeout:.3f} s")
-            elif job.transfer is not None:
-                self._abandon(job, job.transfer, tell=True)
+            else:
+                self._remote.abandon(job, failed=True, tell=True)
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -365,11 +280,8 @@ class DecodeEngine:
 
     def _give_up(self, sequence: Sequence) -> None:
         """The scheduler wants the blocks of a remote prompt back."""
-        job = sequence.job
-        assert job.transfer is not None, "a remote prompt without a transfer"
-        job.timings.preemptions += 1
-        self._scheduler.num_preemptions += 1
-        self._abandon(job, job.transfer, tell=True)
+        sequence.job.timings.preemptions += 1
+        self._remote.abandon(sequence.job, failed=False, tell=True)
 
     def _start(self, sequence: Sequence) -> None:
         """A sequence has its blocks: have it filled elsewhere, or compute it here."""
@@ -378,21 +290,11 @@ class DecodeEngine:
             job.timings.admitted = self._clock()
             job.timings.decode_cached_tokens = sequence.table.num_cached
         self._figures.tokens_cached += sequence.table.num_cached
-        if sequence.is_prompt and (found := self._next_prefill_worker(job)) is not None:
-            self._start_remote(job, *found)
+        if sequence.is_prompt and (found := self._remote.choose(job)) is not None:
+            self._scheduler.set_remote(sequence)
+            self._remote.start(job, *found)
         else:
             self._scheduler.set_running(sequence)
-
-    def _next_prefill_worker(self, job: Job) -> tuple[PrefillTarget, str] | None:
-        """The best untried target that is paired now; None: prefill here."""
-        if job.prompt.num_pending <= self._local_prefill_tokens:
-            return None
-        while job.next_target < len(job.request.prefill_targets):
-            target = job.request.prefill_targets[job.next_target]
-            job.next_target += 1
-            if (peer := self._find_peer(target.address)) is not None:
-                return target, peer
-        return None
 
     def _compute(self, work: Seq[Work]) -> None:
         begun = self._clock()
@@ -502,6 +404,10 @@ class DecodeEngine:
 
     # --- outputs -----------------------------------------------------------------------------------
 
+    def _send(self, output: DecodeOutput) -> None:
+        """Goes out with the rest of this step or command."""
+        self._outputs.append(output)
+
     def _flush(self) -> None:
         self.snapshot = self._take_snapshot()
         if self._outputs:
@@ -517,7 +423,7 @@ class DecodeEngine:
             running=self._scheduler.num_running + self._scheduler.num_remote,
             waiting=self._scheduler.num_waiting,
             queued_tokens=self._scheduler.queued_tokens,
-            transfers=len(self._transfers),
+            transfers=self._remote.num_open,
             prefill_tokens_per_second=self._prefill_speed.rate(),
             decode_tokens_per_second=self._decode_speed.rate(),
             preemptions=self._scheduler.num_preemptions,

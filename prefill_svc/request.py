@@ -33,10 +33,13 @@ class PrefillJob:
     request: PrefillRequest
     table: BlockTable
     hashes: Sequence[BlockHash]
-    #: time.monotonic() when it came, was admitted, and when its last layer was computed.
+    #: time.monotonic() when it came and was admitted.
     arrived: float
     admitted: float | None = None
-    computed: float | None = None
+    #: The whole prompt is computed.
+    computed: bool = False
+    #: time.monotonic() when the last layer of its latest chunk had its KV.
+    last_layer: float | None = None
     cancelled: bool = False
 
     @property

@@ -148,7 +148,9 @@ class PrefillEngine:
         assert job is not None, f"send {event.transfer_id} to {event.peer} finished twice or was never opened"
         self._scheduler.remove(job)
         outcome = "cancelled" if job.cancelled else _OUTCOMES[event.outcome]
-        computed = job.computed if job.computed is not None else time.monotonic()
+        now = time.monotonic()
+        # What is not computed to the end has hidden nothing and exposed nothing.
+        last_layer = job.last_layer if job.computed and job.last_layer is not None else now
         self._end(
             job,
             Ended(
@@ -160,8 +162,8 @@ class PrefillEngine:
                 bytes=event.bytes,
                 cached_tokens=job.table.num_cached,
                 computed_tokens=job.table.num_computed - job.table.num_cached,
-                prefill_seconds=computed - job.arrived,
-                since_compute_seconds=time.monotonic() - computed,
+                prefill_seconds=last_layer - job.arrived,
+                since_compute_seconds=now - last_layer,
                 transfer_seconds=event.transfer_seconds,
             ),
         )
@@ -208,6 +210,10 @@ class PrefillEngine:
 
         def layer_done(layer: int, event: torch.cuda.Event | None) -> None:
             self._transfer.layers_ready(sends, layer + 1, event)
+            if layer + 1 == self._num_layers:
+                now = time.monotonic()
+                for chunk in chunks:
+                    chunk.job.last_layer = now
 
         logits = self._runner.run([_to_sequence_chunk(chunk) for chunk in chunks], layer_done if sends else None)
         self._draw_first_tokens([chunk.job for chunk in chunks if _wants_logits(chunk)], logits)
@@ -233,7 +239,7 @@ class PrefillEngine:
         job = chunk.job
         job.table.commit(job.request.prompt_ids[chunk.start : chunk.end])
         if chunk.last:
-            job.computed = time.monotonic()
+            job.computed = True
             self._scheduler.remove(job)
             self._transfer.close_send(job.request.transfer_id)
         else:

@@ -134,7 +134,25 @@ class TestPlan:
         assert scheduler.plan(10, give_up) == []
         assert given_up == [youngest]
         assert youngest.table.blocks, "its blocks may still be written"
-        assert running.phase is other.phase is Phase.DECODING and scheduler.num_preemptions == 0
+        assert running.phase is other.phase is Phase.DECODING and scheduler.num_preemptions == 1
+
+    def test_an_older_remote_prompt_is_not_given_up_for_a_younger_sequence(self) -> None:
+        pool = BlockPool(6, SIZE)
+        scheduler = scheduler_of(pool)
+        oldest = remote(scheduler, pool, 0, 8)
+        decoding(scheduler, pool, 1, 8)
+        youngest = decoding(scheduler, pool, 2, 8)
+        assert plan(scheduler, 10) == [(1, 1)]
+        assert youngest.phase is Phase.WAITING and oldest.phase is Phase.REMOTE
+
+    def test_a_remote_prompt_takes_a_seat_for_each_of_its_choices(self) -> None:
+        pool = BlockPool(32, SIZE)
+        scheduler = scheduler_of(pool, max_batch_size=4)
+        scheduler.enqueue(make_job(pool, 0, 4, n=3).prompt)
+        for sequence in scheduler.admissible():
+            scheduler.set_remote(sequence)
+        scheduler.enqueue(make_job(pool, 1, 4, n=2).prompt)
+        assert list(scheduler.admissible()) == []
 
     def test_choices_of_one_request_are_as_old_as_their_index(self) -> None:
         pool = BlockPool(32, SIZE)
