@@ -1,7 +1,6 @@
 """Puts a decode worker together: engine thread, transfer thread, pairs and servicer, and the paths between them."""
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from common.pb.tandem.v1 import decode_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import WorkerStatus
 from common.service.engine_parts import EngineParts
 from common.service.options import EngineOptions
+from common.service.tasks import end_task, spawn_essential
 from common.service.worker_process import WorkerContext
 from decode_svc.discovery import PrefillDiscovery
 from decode_svc.messages import DecodeOutput
@@ -60,6 +60,7 @@ class DecodeWorker:
             options,
             parts.runner.kv_cache.data,
             on_event=self._on_transfer_event,
+            on_failure=context.fail,
         )
         self._pairs = PrefillPairs(
             worker_id=identity.worker_id,
@@ -114,16 +115,14 @@ class DecodeWorker:
         advertise(self._transport, address)
         self._transfer.start()
         self._loop.start()
-        self._discovering = asyncio.create_task(self._discovery.run())
+        self._discovering = spawn_essential(self._discovery.run(), "prefill discovery", self._context.fail)
 
     async def stop(self) -> None:
         if self._discovering is not None:
-            self._discovering.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._discovering
+            await end_task(self._discovering)
         await self._pairs.close()
-        self._loop.stop(timeout=5.0)
-        self._transfer.close()
+        await asyncio.to_thread(self._loop.stop, 5.0)
+        await asyncio.to_thread(self._transfer.close)
 
     def refuse_new_work(self) -> None:
         self._servicer.draining = True
@@ -160,3 +159,6 @@ class DecodeWorker:
         status.accepted_total, status.finished_total = figures.accepted, figures.finished
         status.cancelled_total, status.failed_total = figures.cancelled, figures.failed
         status.preemptions_total = snapshot.preemptions
+        status.tokens_computed_total, status.tokens_cached_total = figures.tokens_filled, figures.tokens_cached
+        status.tokens_decoded_total = figures.tokens_decoded
+        status.steps_total, status.busy_seconds_total = figures.steps, figures.busy_seconds

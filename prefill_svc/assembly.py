@@ -1,5 +1,6 @@
 """Puts a prefill worker together: engine thread, transfer thread and servicer, and the paths between them."""
 
+import asyncio
 from collections.abc import Sequence
 
 import grpc.aio
@@ -33,6 +34,7 @@ class PrefillWorker:
             options,
             parts.runner.kv_cache.data,
             on_event=self._on_transfer_event,
+            on_failure=context.fail,
         )
         self._engine = PrefillEngine(
             runner=parts.runner,
@@ -42,6 +44,7 @@ class PrefillWorker:
             pacer=parts.pacer,
             max_batch_size=options.max_batch_size,
             max_prompt_tokens=parts.max_request_tokens,
+            vocab_size=parts.manifest.vocab_size,
             max_waiting=options.max_waiting,
             emit=self._emit,
         )
@@ -65,8 +68,8 @@ class PrefillWorker:
         self._loop.start()
 
     async def stop(self) -> None:
-        self._loop.stop(timeout=5.0)
-        self._transfer.close()
+        await asyncio.to_thread(self._loop.stop, 5.0)
+        await asyncio.to_thread(self._transfer.close)
 
     def refuse_new_work(self) -> None:
         self._servicer.draining = True
@@ -95,3 +98,5 @@ class PrefillWorker:
         status.refused.extend(f"{worker}: {reason}" for worker, reason in sorted(self._servicer.refused.items()))
         status.accepted_total, status.finished_total = figures.accepted, figures.finished
         status.cancelled_total, status.failed_total = figures.cancelled, figures.failed
+        status.tokens_computed_total, status.tokens_cached_total = figures.tokens_computed, figures.tokens_cached
+        status.steps_total, status.busy_seconds_total = figures.steps, figures.busy_seconds

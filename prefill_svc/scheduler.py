@@ -5,7 +5,7 @@ blocks come back when its KV has been sent. No tensors here.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from common.engine.scheduling import TokenBudget
@@ -36,6 +36,11 @@ class PrefillScheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> Sequence[PrefillJob]:
+        """Jobs without blocks, in order."""
+        return tuple(self._waiting)
 
     @property
     def num_running(self) -> int:

@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+#: Refused decode workers that are remembered; those without a stable id come under a new one at each start.
+MAX_REFUSED = 32
+
 _OUTCOMES = {
     "ok": pb.TRANSFER_OUTCOME_OK,
     "cancelled": pb.TRANSFER_OUTCOME_CANCELLED,
@@ -139,7 +142,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         try:
             yield
         except ManifestMismatch as error:
+            self.refused.pop(worker_id, None)
             self.refused[worker_id] = str(error)
+            if len(self.refused) > MAX_REFUSED:
+                del self.refused[next(iter(self.refused))]
             _log.error("refused a pair: %s", error)
             raise
         self.refused.pop(worker_id, None)

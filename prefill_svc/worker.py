@@ -23,7 +23,9 @@ from common.engine.block_table import BlockTable
 from common.engine.runner import ModelRunner
 from common.engine.sampler import Sampler, SampleRow
 from common.engine.scheduling import SpeedMeter, StepPacer, TokenBudget
+from common.errors import InvalidRequest
 from common.hashing import block_hashes
+from common.request_checks import check_sampling, check_token_ids
 from kv_store.transfer.events import PeerLost, SendFinished
 from kv_store.transfer.worker import KVTransfer
 from prefill_svc.request import (
@@ -40,6 +42,9 @@ from prefill_svc.request import (
     Snapshot,
 )
 from prefill_svc.scheduler import Chunk, PrefillScheduler
+
+#: How often a prompt that waits for its turn gives a sign of life.
+REASSURE_SECONDS = 2.0
 
 _OUTCOMES = {"ok": "ok", "aborted": "cancelled", "failed": "failed"}
 
@@ -60,6 +65,7 @@ class PrefillEngine:
         pacer: StepPacer,
         max_batch_size: int,
         max_prompt_tokens: int,
+        vocab_size: int,
         max_waiting: int,
         emit: Callable[[Sequence[PrefillOutput]], None],
     ) -> None:
@@ -70,6 +76,7 @@ class PrefillEngine:
         self._pacer = pacer
         self._scheduler = PrefillScheduler(max_batch_size=max_batch_size)
         self._max_prompt_tokens = max_prompt_tokens
+        self._vocab_size = vocab_size
         self._max_waiting = max_waiting
         self._emit = emit
         self._num_layers = runner.kv_cache.spec.num_layers
@@ -77,6 +84,7 @@ class PrefillEngine:
         self._outputs: list[PrefillOutput] = []
         self._figures = Figures()
         self._speed = SpeedMeter()
+        self._reassured = time.monotonic()
         self.snapshot = self._take_snapshot()
 
     # --- commands ----------------------------------------------------------------------------------
@@ -99,7 +107,8 @@ class PrefillEngine:
         self._flush()
 
     def next_deadline(self) -> float | None:
-        return None
+        # A line that does not move (blocks wait for slow transfers) must go on being reassured.
+        return REASSURE_SECONDS if self._scheduler.num_waiting else None
 
     def _accept(self, request: PrefillRequest) -> None:
         key = (request.peer, request.transfer_id)
@@ -124,6 +133,11 @@ class PrefillEngine:
             return "rejected", f"a prompt of {length} tokens; this worker holds 1 to {self._max_prompt_tokens}"
         if not 0 <= request.first_token < length:
             return "rejected", f"first_token {request.first_token} is outside a prompt of {length} tokens"
+        try:
+            check_token_ids(request.prompt_ids, self._vocab_size, field="prompt_ids")
+            check_sampling(request.params, self._vocab_size)
+        except InvalidRequest as error:
+            return "rejected", f"{error.field}: {error.message}"
         if self._scheduler.num_waiting >= self._max_waiting:
             return "shortage", f"{self._max_waiting} prompts are waiting already"
         return None
@@ -181,11 +195,21 @@ class PrefillEngine:
         """Admit what fits and compute one batch of chunks. False if there was nothing to compute."""
         for job in self._scheduler.admit():
             self._start(job)
+        self._reassure()
         chunks = self._scheduler.next_chunks(TokenBudget(self._pacer.budget(self._scheduler.context_tokens)))
         if chunks:
             self._compute(chunks)
         self._flush()
         return bool(chunks)
+
+    def _reassure(self) -> None:
+        """Tell now and then that waiting prompts are not forgotten: silence reads as death at the other end."""
+        now = time.monotonic()
+        if now - self._reassured < REASSURE_SECONDS:
+            return
+        self._reassured = now
+        for job in self._scheduler.waiting:
+            self._outputs.append(Progressed(job.request.peer, job.request.transfer_id, 0))
 
     def _start(self, job: PrefillJob) -> None:
         """Open the send, and let the cached part of the prefix travel first."""

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -15,6 +15,7 @@ from common.registry import Announcer, WorkerRecord
 from common.rpc.server import RpcServer
 from common.service.identity import WorkerIdentity
 from common.service.options import ProcessOptions
+from common.service.tasks import end_task, spawn_essential
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Drainable:
     is_idle: Callable[[], bool]
 
 
-def check_port_is_free(host: str, port: int) -> None:
+def check_port_is_free(host: str, port: int, option: str) -> None:
     """Raise ConfigError now if `port` is taken, rather than after a long start. Port 0 is always free."""
     if port == 0:
         return
@@ -74,7 +75,7 @@ def check_port_is_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", field="--port") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", field=option) from error
 
 
 async def listen(server: RpcServer, options: ProcessOptions, services: Iterable[str]) -> str:
@@ -99,31 +100,37 @@ async def serve_until_shutdown(
     Raises the error that made a thread of the worker die.
     """
     if options.metrics_port:
-        start_http_server(options.metrics_port, addr=options.host, registry=metrics)
+        _serve_metrics(options, metrics)
     async with contextlib.AsyncExitStack() as stack:
         if options.redis:
             record = WorkerRecord(identity.worker_id, identity.role, address, identity.incarnation, model, identity.pid)
-            await stack.enter_async_context(_announced(Announcer(options.redis, record)))
+            await stack.enter_async_context(_announced(Announcer(options.redis, record), shutdown))
         await server.set_serving(True)
         _log.info("ready", extra={"worker": identity.worker_id, "address": address})
         await shutdown.drain.wait()
         _log.info("draining", extra={"worker": identity.worker_id})
         await server.set_serving(False)
         await role.begin()
-    await _wait_idle(role, shutdown, options.drain_seconds)
+        await _wait_idle(role, shutdown, options.drain_seconds)
     if shutdown.fatal is not None:
         raise shutdown.fatal
 
 
+def _serve_metrics(options: ProcessOptions, metrics: CollectorRegistry) -> None:
+    try:
+        start_http_server(options.metrics_port, addr=options.host, registry=metrics)
+    except OSError as error:
+        where = f"{options.host}:{options.metrics_port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}", field="--metrics-port") from error
+
+
 @contextlib.asynccontextmanager
-async def _announced(announcer: Announcer):  # type: ignore[no-untyped-def]
-    task = asyncio.create_task(announcer.run())
+async def _announced(announcer: Announcer, shutdown: ShutdownSignal) -> AsyncIterator[None]:
+    task = spawn_essential(announcer.run(), "announcer", shutdown.fail)
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await end_task(task)
         await announcer.withdraw()
 
 

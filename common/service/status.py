@@ -74,6 +74,13 @@ _COUNTERS: tuple[tuple[str, str, Callable[[pb.WorkerStatus], float]], ...] = (
     ("requests_cancelled", "Requests cancelled by their clients.", lambda s: s.cancelled_total),
     ("requests_failed", "Requests that failed.", lambda s: s.failed_total),
     ("preemptions", "Sequences that lost their blocks.", lambda s: s.preemptions_total),
+    ("tokens_computed", "Prompt and recomputed tokens.", lambda s: s.tokens_computed_total),
+    ("tokens_cached", "Prompt tokens found in the prefix cache.", lambda s: s.tokens_cached_total),
+    ("tokens_decoded", "Output tokens.", lambda s: s.tokens_decoded_total),
+    ("transfer_bytes_sent", "KV bytes sent.", lambda s: s.transfer_bytes_sent_total),
+    ("transfer_bytes_received", "KV bytes received.", lambda s: s.transfer_bytes_received_total),
+    ("engine_steps", "Engine steps.", lambda s: s.steps_total),
+    ("engine_busy_seconds", "Time spent in engine steps.", lambda s: s.busy_seconds_total),
     ("dropped_messages", "KV messages dropped as duplicate, late, truncated or foreign.", lambda s: s.dropped_messages),
 )
 

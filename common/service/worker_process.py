@@ -91,7 +91,8 @@ def run_worker(role: WorkerRole, engine_options: EngineOptions, options: Process
         ConfigError, ModelError: before anything serves; a port that is taken is found before the model is loaded.
         Exception: what made a thread of the worker die.
     """
-    check_port_is_free(options.host, options.port)
+    check_port_is_free(options.host, options.port, "--port")
+    check_port_is_free(options.host, options.metrics_port, "--metrics-port")
     parts = build_engine_parts(engine_options)
     asyncio.run(WorkerProcess(role, parts, options, build).run())
 

@@ -9,7 +9,7 @@ from common.engine.scheduling import StepPacer
 from common.sampling import SampledToken
 from prefill_svc.request import Ended, FirstTokens, PrefillOutput, PrefillRequest, Progressed, Run
 from prefill_svc.worker import PrefillEngine
-from tests.factories.engines import SAMPLER, FakeKVCache, FakeRunner, FakeTransfer, next_token
+from tests.factories.engines import SAMPLER, VOCAB, FakeKVCache, FakeRunner, FakeTransfer, next_token
 
 Key = tuple[str, int]
 
@@ -57,6 +57,7 @@ class PrefillHarness:
             pacer=StepPacer(budget, 1.0, min_tokens=budget),
             max_batch_size=max_batch_size,
             max_prompt_tokens=self.max_prompt_tokens,
+            vocab_size=VOCAB,
             max_waiting=max_waiting,
             emit=self._take,
         )

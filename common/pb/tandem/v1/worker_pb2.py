@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/worker.proto\x12\ttandem.v1\"\x82\x02\n\x08Manifest\x12\x18\n\x10wire_version_min\x18\x01 \x01(\r\x12\x18\n\x10wire_version_max\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nnum_layers\x18\x06 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x10\n\x08kv_dtype\x18\t \x01(\t\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x15\n\rmax_model_len\x18\x0b \x01(\r\"]\n\x0b\x42lockCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\r\n\x05owned\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\"R\n\rStagingCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0f\n\x07granted\x18\x03 \x01(\r\x12\x13\n\x0bquarantined\x18\x04 \x01(\r\"\xcf\x04\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.tandem.v1.Role\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.tandem.v1.WorkerState\x12&\n\x06\x62locks\x18\x07 \x01(\x0b\x32\x16.tandem.v1.BlockCounts\x12)\n\x07staging\x18\x08 \x01(\x0b\x32\x18.tandem.v1.StagingCounts\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x15\n\rqueued_tokens\x18\x0b \x01(\r\x12!\n\x19prefill_tokens_per_second\x18\x0c \x01(\x01\x12 \n\x18\x64\x65\x63ode_tokens_per_second\x18\r \x01(\x01\x12\x1a\n\x12max_request_tokens\x18\x0e \x01(\r\x12\x0e\n\x06paired\x18\x0f \x03(\t\x12\x0f\n\x07refused\x18\x10 \x03(\t\x12\x11\n\ttransfers\x18\x11 \x01(\r\x12\x18\n\x10\x64ropped_messages\x18\x12 \x01(\x04\x12\x16\n\x0e\x61\x63\x63\x65pted_total\x18\x13 \x01(\x04\x12\x16\n\x0e\x66inished_total\x18\x14 \x01(\x04\x12\x17\n\x0f\x63\x61ncelled_total\x18\x15 \x01(\x04\x12\x14\n\x0c\x66\x61iled_total\x18\x16 \x01(\x04\x12\x19\n\x11preemptions_total\x18\x17 \x01(\x04\"\x14\n\x12GetManifestRequest\"\x12\n\x10GetStatusRequest\"\x0e\n\x0cWatchRequest\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*y\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x32\x87\x02\n\x06Worker\x12\x41\n\x0bGetManifest\x12\x1d.tandem.v1.GetManifestRequest\x1a\x13.tandem.v1.Manifest\x12\x41\n\tGetStatus\x12\x1b.tandem.v1.GetStatusRequest\x1a\x17.tandem.v1.WorkerStatus\x12;\n\x05Watch\x12\x17.tandem.v1.WatchRequest\x1a\x17.tandem.v1.WorkerStatus0\x01\x12:\n\x05\x44rain\x12\x17.tandem.v1.DrainRequest\x1a\x18.tandem.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/worker.proto\x12\ttandem.v1\"\x82\x02\n\x08Manifest\x12\x18\n\x10wire_version_min\x18\x01 \x01(\r\x12\x18\n\x10wire_version_max\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nnum_layers\x18\x06 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x10\n\x08kv_dtype\x18\t \x01(\t\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x15\n\rmax_model_len\x18\x0b \x01(\r\"]\n\x0b\x42lockCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\r\n\x05owned\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\"R\n\rStagingCounts\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0f\n\x07granted\x18\x03 \x01(\r\x12\x13\n\x0bquarantined\x18\x04 \x01(\r\"\xa4\x06\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.tandem.v1.Role\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.tandem.v1.WorkerState\x12&\n\x06\x62locks\x18\x07 \x01(\x0b\x32\x16.tandem.v1.BlockCounts\x12)\n\x07staging\x18\x08 \x01(\x0b\x32\x18.tandem.v1.StagingCounts\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x15\n\rqueued_tokens\x18\x0b \x01(\r\x12!\n\x19prefill_tokens_per_second\x18\x0c \x01(\x01\x12 \n\x18\x64\x65\x63ode_tokens_per_second\x18\r \x01(\x01\x12\x1a\n\x12max_request_tokens\x18\x0e \x01(\r\x12\x0e\n\x06paired\x18\x0f \x03(\t\x12\x0f\n\x07refused\x18\x10 \x03(\t\x12\x11\n\ttransfers\x18\x11 \x01(\r\x12\x18\n\x10\x64ropped_messages\x18\x12 \x01(\x04\x12\x16\n\x0e\x61\x63\x63\x65pted_total\x18\x13 \x01(\x04\x12\x16\n\x0e\x66inished_total\x18\x14 \x01(\x04\x12\x17\n\x0f\x63\x61ncelled_total\x18\x15 \x01(\x04\x12\x14\n\x0c\x66\x61iled_total\x18\x16 \x01(\x04\x12\x19\n\x11preemptions_total\x18\x17 \x01(\x04\x12\x1d\n\x15tokens_computed_total\x18\x18 \x01(\x04\x12\x1b\n\x13tokens_cached_total\x18\x19 \x01(\x04\x12\x1c\n\x14tokens_decoded_total\x18\x1a \x01(\x04\x12!\n\x19transfer_bytes_sent_total\x18\x1b \x01(\x04\x12%\n\x1dtransfer_bytes_received_total\x18\x1c \x01(\x04\x12\x13\n\x0bsteps_total\x18\x1d \x01(\x04\x12\x1a\n\x12\x62usy_seconds_total\x18\x1e \x01(\x01\"\x14\n\x12GetManifestRequest\"\x12\n\x10GetStatusRequest\"\x0e\n\x0cWatchRequest\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*y\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x32\x87\x02\n\x06Worker\x12\x41\n\x0bGetManifest\x12\x1d.tandem.v1.GetManifestRequest\x1a\x13.tandem.v1.Manifest\x12\x41\n\tGetStatus\x12\x1b.tandem.v1.GetStatusRequest\x1a\x17.tandem.v1.WorkerStatus\x12;\n\x05Watch\x12\x17.tandem.v1.WatchRequest\x1a\x17.tandem.v1.WorkerStatus0\x01\x12:\n\x05\x44rain\x12\x17.tandem.v1.DrainRequest\x1a\x18.tandem.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1162
-  _globals['_ROLE']._serialized_end=1225
-  _globals['_WORKERSTATE']._serialized_start=1227
-  _globals['_WORKERSTATE']._serialized_end=1348
+  _globals['_ROLE']._serialized_start=1375
+  _globals['_ROLE']._serialized_end=1438
+  _globals['_WORKERSTATE']._serialized_start=1440
+  _globals['_WORKERSTATE']._serialized_end=1561
   _globals['_MANIFEST']._serialized_start=38
   _globals['_MANIFEST']._serialized_end=296
   _globals['_BLOCKCOUNTS']._serialized_start=298
@@ -42,17 +42,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGINGCOUNTS']._serialized_start=393
   _globals['_STAGINGCOUNTS']._serialized_end=475
   _globals['_WORKERSTATUS']._serialized_start=478
-  _globals['_WORKERSTATUS']._serialized_end=1069
-  _globals['_GETMANIFESTREQUEST']._serialized_start=1071
-  _globals['_GETMANIFESTREQUEST']._serialized_end=1091
-  _globals['_GETSTATUSREQUEST']._serialized_start=1093
-  _globals['_GETSTATUSREQUEST']._serialized_end=1111
-  _globals['_WATCHREQUEST']._serialized_start=1113
-  _globals['_WATCHREQUEST']._serialized_end=1127
-  _globals['_DRAINREQUEST']._serialized_start=1129
-  _globals['_DRAINREQUEST']._serialized_end=1143
-  _globals['_DRAINRESPONSE']._serialized_start=1145
-  _globals['_DRAINRESPONSE']._serialized_end=1160
-  _globals['_WORKER']._serialized_start=1351
-  _globals['_WORKER']._serialized_end=1614
+  _globals['_WORKERSTATUS']._serialized_end=1282
+  _globals['_GETMANIFESTREQUEST']._serialized_start=1284
+  _globals['_GETMANIFESTREQUEST']._serialized_end=1304
+  _globals['_GETSTATUSREQUEST']._serialized_start=1306
+  _globals['_GETSTATUSREQUEST']._serialized_end=1324
+  _globals['_WATCHREQUEST']._serialized_start=1326
+  _globals['_WATCHREQUEST']._serialized_end=1340
+  _globals['_DRAINREQUEST']._serialized_start=1342
+  _globals['_DRAINREQUEST']._serialized_end=1356
+  _globals['_DRAINRESPONSE']._serialized_start=1358
+  _globals['_DRAINRESPONSE']._serialized_end=1373
+  _globals['_WORKER']._serialized_start=1564
+  _globals['_WORKER']._serialized_end=1827
 # @@protoc_insertion_point(module_scope)

@@ -80,7 +80,7 @@ class StagingCounts(_message.Message):
     def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., granted: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "pid", "address", "state", "blocks", "staging", "running", "waiting", "queued_tokens", "prefill_tokens_per_second", "decode_tokens_per_second", "max_request_tokens", "paired", "refused", "transfers", "dropped_messages", "accepted_total", "finished_total", "cancelled_total", "failed_total", "preemptions_total")
+    __slots__ = ("worker_id", "role", "incarnation", "pid", "address", "state", "blocks", "staging", "running", "waiting", "queued_tokens", "prefill_tokens_per_second", "decode_tokens_per_second", "max_request_tokens", "paired", "refused", "transfers", "dropped_messages", "accepted_total", "finished_total", "cancelled_total", "failed_total", "preemptions_total", "tokens_computed_total", "tokens_cached_total", "tokens_decoded_total", "transfer_bytes_sent_total", "transfer_bytes_received_total", "steps_total", "busy_seconds_total")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,13 @@ class WorkerStatus(_message.Message):
     CANCELLED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     FAILED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_COMPUTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_CACHED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_DECODED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BYTES_SENT_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BYTES_RECEIVED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     incarnation: str
@@ -127,7 +134,14 @@ class WorkerStatus(_message.Message):
     cancelled_total: int
     failed_total: int
     preemptions_total: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., staging: _Optional[_Union[StagingCounts, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., max_request_tokens: _Optional[int] = ..., paired: _Optional[_Iterable[str]] = ..., refused: _Optional[_Iterable[str]] = ..., transfers: _Optional[int] = ..., dropped_messages: _Optional[int] = ..., accepted_total: _Optional[int] = ..., finished_total: _Optional[int] = ..., cancelled_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ...) -> None: ...
+    tokens_computed_total: int
+    tokens_cached_total: int
+    tokens_decoded_total: int
+    transfer_bytes_sent_total: int
+    transfer_bytes_received_total: int
+    steps_total: int
+    busy_seconds_total: float
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., staging: _Optional[_Union[StagingCounts, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., max_request_tokens: _Optional[int] = ..., paired: _Optional[_Iterable[str]] = ..., refused: _Optional[_Iterable[str]] = ..., transfers: _Optional[int] = ..., dropped_messages: _Optional[int] = ..., accepted_total: _Optional[int] = ..., finished_total: _Optional[int] = ..., cancelled_total: _Optional[int] = ..., failed_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., tokens_computed_total: _Optional[int] = ..., tokens_cached_total: _Optional[int] = ..., tokens_decoded_total: _Optional[int] = ..., transfer_bytes_sent_total: _Optional[int] = ..., transfer_bytes_received_total: _Optional[int] = ..., steps_total: _Optional[int] = ..., busy_seconds_total: _Optional[float] = ...) -> None: ...
 
 class GetManifestRequest(_message.Message):
     __slots__ = ()
