@@ -40,7 +40,7 @@ from gateway.router import Router
 from gateway.rpc import InferenceServicer
 from gateway.serving import ServingModel
 from gateway.status import GatewayStatus, StatusCollector, status_router
-from gateway.tasks import end, spawn
+from gateway.tasks import Fatal, end, spawn
 
 _log = logging.getLogger(__name__)
 
@@ -88,11 +88,17 @@ class Gateway:
         self.config = config
         self.gateway_id = f"gateway-{secrets.token_hex(4)}"
         self._draining = False
+        self._fatal = Fatal()
         self._tracing = Tracing("gateway", self.gateway_id)
         self._model = ServingModel.load(config.model_folder, config.model_name)
         self._redis = open_redis(config.redis) if config.redis else None
         fingerprint = tokenizer_fingerprint(config.model_folder)
-        self.cluster = Cluster(Expectation(config.model_name, fingerprint), peers=config.peers, redis=self._redis)
+        self.cluster = Cluster(
+            Expectation(config.model_name, fingerprint),
+            peers=config.peers,
+            redis=self._redis,
+            on_death=self._fatal.report,
+        )
         self.queue = GatewayQueue(
             self._redis,
             config.model_name,
@@ -100,6 +106,7 @@ class Gateway:
             capacity=lambda: prefill_capacity(self.cluster.workers()),
             speed=lambda: prefill_speed(self.cluster.workers()),
             max_waiting=config.max_queue,
+            on_death=self._fatal.report,
         )
         self._traffic = TrafficWindow()
         self._connections = DecodeConnections(self.gateway_id)
@@ -116,10 +123,12 @@ class Gateway:
         self.grpc_address = config.grpc
 
     def _build_dispatcher(self, tracer: Tracer) -> ClusterDispatcher:
-        prefixes = PrefixIndex()
+        prefixes, loads = PrefixIndex(), Loads()
+        self.cluster.add_gone_listener(prefixes.drop)
+        self.cluster.add_gone_listener(loads.forget)
         router = Router(local_prefill_tokens=self.config.local_prefill_tokens)
         placement = Placement(
-            self.cluster, self._connections, router, prefixes, Loads(), tracer, patience=self.config.worker_wait
+            self.cluster, self._connections, router, prefixes, loads, tracer, patience=self.config.worker_wait
         )
         return ClusterDispatcher(
             self.cluster,
@@ -153,6 +162,8 @@ class Gateway:
         """Whether requests can be served, and why not. A ready decode worker can also prefill."""
         if self._draining:
             return False, "the gateway is draining"
+        if self._fatal.error is not None:
+            return False, f"the gateway is failing: {self._fatal.error}"
         if not self.cluster.routable("decode"):
             return False, "no decode worker is ready"
         return True, ""
@@ -185,8 +196,8 @@ class Gateway:
         self.cluster.add_listener(self._on_worker)
         await self.queue.start()
         await self.cluster.start()
-        self._tasks.append(spawn(self._follow_readiness(rpc), "readiness"))
-        self._http_task = spawn(self._http.serve(sockets=[listener]), "http")
+        self._tasks.append(spawn(self._follow_readiness(rpc), "readiness", self._fatal.report))
+        self._http_task = spawn(self._http.serve(sockets=[listener]), "http", self._fatal.report)
         _log.info(
             "gateway listening",
             extra={"http": str(self.http_address), "grpc": str(self.grpc_address), "gateway": self.gateway_id},
@@ -205,12 +216,17 @@ class Gateway:
             await self.cluster.changed()
 
     async def run(self) -> None:
-        """Start, serve until SIGTERM or SIGINT, drain, stop. A second signal stops at once."""
+        """Start, serve until SIGTERM or SIGINT, drain, stop. A second signal stops at once.
+
+        Raises ConfigError if a port is taken, and TaskDied, after having stopped in order, if a task without which no
+        request can be served has ended: a process that does nothing must not seem alive to its supervisor.
+        """
         with shutdown_signals() as (first, second):
             try:
                 await self.start()
                 await self._until(first)
                 await self.drain(second)
+                self._fatal.raise_if_any()
             finally:
                 await self.stop()
 
@@ -221,32 +237,31 @@ class Gateway:
         self.dispatcher.drain()
         if self._rpc is not None:
             await self._rpc.set_serving(False)
-        waits = [spawn(self.dispatcher.idle(), "idle")]
+        waits = [spawn(self.dispatcher.idle(), "idle"), spawn(wait_for(self._fatal.happened), "fatal")]
         if hurry is not None:
             waits.append(spawn(wait_for(hurry), "hurry"))
         await asyncio.wait(waits, timeout=self.config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         await end(waits)
 
     async def _until(self, signalled: asyncio.Event) -> None:
-        """Wait for the signal, or for the HTTP server to end by itself, which it must not."""
-        assert self._http_task is not None, "not started"
-        waiting = spawn(wait_for(signalled), "signal")
-        await asyncio.wait([waiting, self._http_task], return_when=asyncio.FIRST_COMPLETED)
-        await end([waiting])
-        if self._http_task.done():
-            self._http_task.result()
+        """Wait for the signal, or for the death of an essential task, which is raised."""
+        waits = [spawn(wait_for(signalled), "signal"), spawn(wait_for(self._fatal.happened), "fatal")]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await end(waits)
+        self._fatal.raise_if_any()
 
     async def stop(self) -> None:
         """End what still runs with an error, close everything. Also after a failed start."""
         self.dispatcher.drain()
         self.dispatcher.abort()
+        # Who still waits for admission hears it now, while its connection is open.
+        await self.queue.close()
         self._http.should_exit = True
         if self._http_task is not None:
             await asyncio.gather(self._http_task, return_exceptions=True)
         if self._rpc is not None:
             await self._rpc.stop(_CLOSE_SECONDS)
         await end(self._tasks)
-        await self.queue.close()
         await self._connections.close()
         await self.cluster.close()
         if self._redis is not None:

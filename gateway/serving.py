@@ -45,37 +45,31 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ServingModel:
-    """One model under one name and any number of aliases."""
+    """One model under its name."""
 
     name: str
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: GenerationDefaults = GenerationDefaults()
-    aliases: tuple[str, ...] = ()
     #: Unix seconds, shown by /v1/models.
     created: int = 0
 
     @classmethod
-    def load(cls, folder: Path, name: str, *, aliases: tuple[str, ...] = ()) -> Self:
+    def load(cls, folder: Path, name: str) -> Self:
         """Reads the text side of a Hugging Face folder. Raises ModelError if it is not usable."""
         return cls(
             name=name,
             tokenizer=Tokenizer.load(folder),
             template=ChatTemplate.load(folder),
             defaults=GenerationDefaults.load(folder),
-            aliases=aliases,
             created=int(time.time()),
         )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *self.aliases)
 
     def check_name(self, name: str | None) -> str:
         """The name to answer with; a request without one means the served model. Raises NotFound."""
         if not name:
             return self.name
-        if name not in self.names:
+        if name != self.name:
             raise NotFound(f"the model {name!r} does not exist", field="model", code="model_not_found")
         return name
 

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from common.registry import REDIS_ERRORS, WorkerRecord, read_workers
 from gateway.cluster.views import Expectation, Link, WorkerRole, WorkerView
 from gateway.cluster.watch import WorkerWatch
-from gateway.tasks import end, spawn
+from gateway.tasks import OnDeath, end, spawn
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 FORGET_SECONDS = 30.0
 
 Listener = Callable[[WorkerView], None]
+#: Takes the id of a worker.
+GoneListener = Callable[[str], None]
 
 
 class Cluster:
@@ -35,21 +37,27 @@ class Cluster:
         redis: Redis | None = None,
         registry_interval: float = 1.0,
         forget_after: float = FORGET_SECONDS,
+        on_death: OnDeath | None = None,
     ) -> None:
         """
         Args:
             peers: (role, address) of workers that need no registry.
             redis: client, owned by the caller; None: no registry.
             registry_interval: seconds between two looks into the registry.
+            on_death: told if a task of the cluster ends by itself: from then on what is known here is out of date.
         """
         self._expected = expected
         self._static = {address: role for role, address in peers}
         self._redis = redis
         self._registry_interval = registry_interval
         self._forget_after = forget_after
+        self._on_death = on_death
         self._watches: dict[str, tuple[WorkerWatch, asyncio.Task[None]]] = {}
         self._announced: set[str] = set()
         self._listeners: list[Listener] = []
+        self._gone_listeners: list[GoneListener] = []
+        #: Ids that listeners have heard of and that are not yet gone.
+        self._ids: set[str] = set()
         self._news = asyncio.Event()
         self._registry_task: asyncio.Task[None] | None = None
 
@@ -57,7 +65,7 @@ class Cluster:
         for address, role in self._static.items():
             self._follow(address, role)
         if self._redis is not None:
-            self._registry_task = spawn(self._read_registry(self._redis), "cluster-registry")
+            self._registry_task = spawn(self._read_registry(self._redis), "cluster-registry", self._on_death)
 
     async def close(self) -> None:
         tasks = [task for _, task in self._watches.values()]
@@ -69,6 +77,10 @@ class Cluster:
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` on the event loop with each new view of a worker."""
         self._listeners.append(listener)
+
+    def add_gone_listener(self, listener: GoneListener) -> None:
+        """Call `listener` on the event loop with each id that no known worker has any more."""
+        self._gone_listeners.append(listener)
 
     def workers(self) -> list[WorkerView]:
         """Everyone known, by id. Under one id the connected one counts, and of two the one heard of last."""
@@ -93,7 +105,7 @@ class Cluster:
     def _follow(self, address: str, role: WorkerRole) -> None:
         if address not in self._watches:
             watch = WorkerWatch(address, role, self._expected, self._on_change)
-            self._watches[address] = (watch, spawn(watch.run(), f"watch {role} {address}"))
+            self._watches[address] = (watch, spawn(watch.run(), f"watch {role} {address}", self._on_death))
 
     async def _follow_announced(self, record: WorkerRecord) -> None:
         known = self._watches.get(record.address)
@@ -108,6 +120,15 @@ class Cluster:
         self._news = asyncio.Event()
         for listener in self._listeners:
             listener(watch.view)
+        self._tell_who_is_gone()
+
+    def _tell_who_is_gone(self) -> None:
+        """A worker was forgotten, or is another one under its old address, or has told its id for the first time."""
+        now = {watch.view.worker_id for watch, _ in self._watches.values()}
+        gone, self._ids = self._ids - now, now
+        for worker_id in gone:
+            for listener in self._gone_listeners:
+                listener(worker_id)
 
     async def _read_registry(self, redis: Redis) -> None:
         outage = False
@@ -139,6 +160,7 @@ class Cluster:
         for address in gone:
             _log.info("worker forgotten", extra={"address": address})
             await end([self._watches.pop(address)[1]])
+        self._tell_who_is_gone()
 
 
 def _standing(view: WorkerView) -> tuple[bool, bool, float]:

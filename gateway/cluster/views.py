@@ -72,7 +72,8 @@ class WorkerView:
         """One word for people: starting, ready, draining, lost or refused."""
         if self.link is not Link.LIVE or self.status is None:
             return self.link.value
-        return _STATE_NAMES[self.status.state]
+        # A later version may know more states.
+        return _STATE_NAMES.get(self.status.state, "unknown")
 
 
 def mismatch(expected: Expectation, role: WorkerRole, manifest: pb.Manifest, status: pb.WorkerStatus) -> str:

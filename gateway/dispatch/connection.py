@@ -81,7 +81,8 @@ class DecodeConnection:
         self._gateway_id = gateway_id
         self._on_broken = on_broken
         self._attempts: dict[tuple[str, int], Attempt] = {}
-        self._outbox: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
+        #: None: the stream is over.
+        self._outbox: asyncio.Queue[pb.GatewayMessage | None] = asyncio.Queue()
         self._channel = open_channel(address)
         self._reader: asyncio.Task[None] | None = None
 
@@ -128,8 +129,9 @@ class DecodeConnection:
         self._outbox.put_nowait(pb.GatewayMessage(cancel=message))
 
     async def _messages(self) -> AsyncIterator[pb.GatewayMessage]:
-        while True:
-            yield await self._outbox.get()
+        """What to send. Ends with the stream: gRPC lets a generator wait for ever that belongs to a refused call."""
+        while (message := await self._outbox.get()) is not None:
+            yield message
 
     async def _read(self, messages: AsyncIterator[pb.DecodeMessage]) -> None:
         reason = "the worker ended the stream"
@@ -145,6 +147,7 @@ class DecodeConnection:
         if self.broken:
             return
         self.broken = True
+        self._outbox.put_nowait(None)
         attempts = list(self._attempts.values())
         self._attempts.clear()
         for attempt in attempts:

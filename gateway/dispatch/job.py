@@ -19,7 +19,7 @@ from common.rpc.convert import sampling_to_proto
 from common.telemetry.tracing import traceparent_of
 from gateway.dispatch.connection import Attempt, Broken, DecodeConnection
 from gateway.dispatch.output import Output
-from gateway.dispatch.placement import Placed, Placement
+from gateway.dispatch.placement import Placed, Placement, Unwanted
 from gateway.generation import GenerationRequest, GenerationStats
 from gateway.queue.interface import Grant
 from gateway.tasks import spawn
@@ -93,6 +93,14 @@ class Job:
             timeout_seconds=self._seconds_left(),
         )
 
+    def attempt_not_taken(self) -> None:
+        # From here on a cancelled choice is our own business, and not that of a worker which has none of the request.
+        self._current = None
+
+    @property
+    def is_unwanted(self) -> bool:
+        return self.output.all_ended
+
     def failed(self, worker: str, reason: str) -> None:
         self._failures += 1
         self.avoided.add(worker)
@@ -135,7 +143,10 @@ class Job:
                 return self._stats(ended.stats if isinstance(ended, pb.Finished) else None)
             self.failed(self.placed.connection.incarnation, _reason(ended))
             self._leave_attempt()
-            self.placed = await self._placement.place(self)
+            try:
+                self.placed = await self._placement.place(self)
+            except Unwanted:
+                return self._stats(None)
 
     def _on_delta(self, delta: pb.Delta) -> bool:
         """Only the current attempt gets here: connections drop what belongs to others."""
@@ -185,7 +196,10 @@ class Job:
         self._on_end(self)
 
     def _stats(self, stats: RequestStats | None) -> GenerationStats:
-        """`stats` is None if the worker was lost after the last token: then its figures are lost too."""
+        """`stats` is None if the worker was lost after the last token: then its figures are lost too.
+
+        They are those of the attempt that brought the end; see GenerationStats for what this means after a replay.
+        """
         prompt = len(self.request.prompt_ids)
         found = stats if stats is not None else RequestStats(prompt_tokens=prompt, computed_tokens=prompt)
         return GenerationStats(

@@ -22,7 +22,7 @@ class Load:
 
     def prefilled(self) -> None:
         """The first token came. Idempotent."""
-        self._owner.tokens[self._prefill] -= self._tokens
+        _take_off(self._owner.tokens, self._prefill, self._tokens)
         self._tokens = 0
 
     def end(self) -> None:
@@ -30,7 +30,14 @@ class Load:
         self.prefilled()
         if not self._over:
             self._over = True
-            self._owner.requests[self._decode] -= 1
+            _take_off(self._owner.requests, self._decode, 1)
+
+
+def _take_off(sums: Counter[str], worker: str, amount: int) -> None:
+    """Workers come and go: nothing is kept for those that have nothing."""
+    sums[worker] -= amount
+    if not sums[worker]:
+        del sums[worker]
 
 
 class Loads:
@@ -47,6 +54,11 @@ class Loads:
         self.tokens[prefill] += tokens
         self.requests[decode] += 1
         return Load(self, decode, prefill, tokens)
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone: its speeds are nobody's. What attempts weigh goes with the attempts."""
+        self._prefill_speeds.forget(worker_id)
+        self._decode_speeds.forget(worker_id)
 
     def worker_load(self, view: WorkerView, overlap: int) -> WorkerLoad:
         """The router's picture of a routable worker; `overlap`: prompt tokens that it probably holds."""

@@ -31,6 +31,10 @@ ANSWER_SECONDS = 30.0
 _RETRY_AFTER = 1.0
 
 
+class Unwanted(Exception):
+    """Nobody waits for tokens of the request any more. Stays inside the dispatcher."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """An accepted attempt and where it runs."""
@@ -50,6 +54,15 @@ class Placeable(Protocol):
 
     def begin_attempt(self, connection: DecodeConnection) -> tuple[Attempt, pb.SubmitRequest]:
         """A new attempt on that connection, and the message for it without prefill candidates."""
+        ...
+
+    def attempt_not_taken(self) -> None:
+        """The attempt begun last was not accepted: it is nobody's any more."""
+        ...
+
+    @property
+    def is_unwanted(self) -> bool:
+        """All choices have ended or were cancelled: a Submit would ask for nothing."""
         ...
 
     def failed(self, worker: str, reason: str) -> None:
@@ -94,7 +107,7 @@ class Placement:
         """Submit until accepted.
 
         Raises InvalidRequest (rejected), Overloaded (all short), NoWorker (nobody reachable for too long, or too many
-        attempts broke).
+        attempts broke), Unwanted (all choices were cancelled meanwhile).
         """
         give_up = asyncio.get_running_loop().time() + self._patience
         while True:
@@ -138,11 +151,14 @@ class Placement:
         except Unreachable as error:
             _log.info("decode worker not reachable", extra={"error": str(error)})
             return None
+        if job.is_unwanted:
+            raise Unwanted
         attempt, message = job.begin_attempt(connection)
         message.prefill_candidates.extend(route.candidates)
         prefill = route.candidates[0].worker_id if route.candidates else route.worker_id
         load = self._loads.add(decode=route.worker_id, prefill=prefill, tokens=route.uncached_tokens)
         with contextlib.ExitStack() as undo:
+            undo.callback(job.attempt_not_taken)
             undo.callback(load.end)
             undo.callback(connection.cancel, attempt)
             connection.submit(attempt, message)

@@ -28,3 +28,7 @@ class BelievedSpeeds:
             since = now
             self._known[key] = (reported, now)
         return reported if now - since < BELIEVED_SECONDS else 0.0
+
+    def forget(self, key: str) -> None:
+        """It will not be asked for any more."""
+        self._known.pop(key, None)

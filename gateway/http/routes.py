@@ -35,7 +35,7 @@ def openai_router(services: HttpServices) -> APIRouter:
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model_json(services, name) for name in model.names]}
+        return {"object": "list", "data": [_model_json(services, model.name)]}
 
     @router.get("/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -28,7 +29,7 @@ from gateway.queue.local import LocalBackend
 from gateway.queue.shared import SharedBackend
 from gateway.queue.tickets import Enqueue, Operation, Remove, Ticket, retry_after
 from gateway.queue.wakeups import WakeUps
-from gateway.tasks import end, spawn
+from gateway.tasks import OnDeath, end, spawn
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class GatewayQueue:
         tick: float = 2.0,
         lease: float = 10.0,
         max_backoff: float = 2.0,
+        on_death: OnDeath | None = None,
     ) -> None:
         """
         Args:
@@ -59,9 +61,10 @@ class GatewayQueue:
             capacity: prompt tokens that the cluster may prefill at once.
             speed: prompt tokens per second that the cluster prefills, for Retry-After.
             max_waiting: bound on waiting requests, over all gateways.
-            weights: share of a tenant relative to others, at least 1.
+            weights: share of a tenant relative to others, at least 1. (All are equal until keys tell tenants apart.)
             tick: seconds between assertions of everything held.
             lease: seconds after which what a silent gateway holds lapses.
+            on_death: told if a task of the queue ends by itself: from then on nobody is admitted any more.
         """
         assert tick < lease, f"an assertion every {tick} s cannot keep a lease of {lease} s"
         self._gateway = gateway_id
@@ -70,6 +73,7 @@ class GatewayQueue:
         self._weights = weights
         self._tick = tick
         self._max_backoff = max_backoff
+        self._on_death = on_death
         self._redis = redis
         self._gateways = 1
         self._local = LocalBackend(capacity=self._local_capacity, max_waiting=max_waiting)
@@ -106,10 +110,13 @@ class GatewayQueue:
                 await self._switch_to_shared()
             except REDIS_ERRORS as error:
                 _log.warning("Redis is away; admitting locally", extra={"error": str(error)})
-            self._tasks.append(spawn(self._look_for_redis(), "queue-redis"))
+            self._spawn(self._look_for_redis(), "queue-redis")
         if self._wakeups is not None:
-            self._tasks.append(spawn(self._wakeups.run(), "queue-wakeups"))
-        self._tasks.append(spawn(self._work(), "queue"))
+            self._spawn(self._wakeups.run(), "queue-wakeups")
+        self._spawn(self._work(), "queue")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(spawn(work, name, self._on_death))
 
     async def close(self) -> None:
         """Refuse everyone who waits and give up the lease. Idempotent."""

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from gateway.generation import RequestClass
 
@@ -23,14 +22,6 @@ class Grant:
         callback, self._on_release = self._on_release, None
         if callback is not None:
             callback(self.request_id)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from tests.common.text.model_folders import byte_level_folder
 
 def tiny_model(folder: Path, **config: Any) -> ServingModel:
     """A served model made of a tiny tokenizer folder; `config` goes to `byte_level_folder`."""
-    return ServingModel.load(byte_level_folder(folder, **config), "tiny", aliases=("tiny/alias",))
+    return ServingModel.load(byte_level_folder(folder, **config), "tiny")
 
 
 @dataclass(slots=True)

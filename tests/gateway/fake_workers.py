@@ -165,6 +165,9 @@ class FakeWorker:
         self.runs: list[Run] = []
         self.submitted: asyncio.Queue[Run] = asyncio.Queue()
         self.streams = 0
+        #: Streams of gateways get no Hello before it is set.
+        self.greets = asyncio.Event()
+        self.greets.set()
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -251,6 +254,7 @@ class _DecodeServicer(decode_pb2_grpc.DecodeServicer):
         first = await anext(aiter(request_iterator))
         assert first.hello.gateway_id
         worker.streams += 1
+        await worker.greets.wait()
         hello = decode_pb2.DecodeHello(
             worker_id=worker.worker_id, incarnation=worker.status.incarnation, manifest=worker.manifest
         )

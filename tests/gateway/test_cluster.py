@@ -174,6 +174,33 @@ async def test_port_taken_over_by_the_other_role(valkey: ValkeyServer, redis: Re
     await worker.stop()
 
 
+async def test_ids_that_nobody_has_any_more_are_told(valkey: ValkeyServer, redis: Redis, worker: FakeWorker) -> None:
+    """Forgotten, or replaced by another one under the same address; not merely lost."""
+    gone: list[str] = []
+    async with running(redis=redis, registry_interval=0.02, forget_after=0.1) as cluster:
+        cluster.add_gone_listener(gone.append)
+        async with announced(valkey.connection_url, worker):
+            await eventually(lambda: cluster.routable("decode"))
+            await worker.crash()
+            await eventually(lambda: not cluster.routable("decode"))
+            worker.worker_id = worker.status.worker_id = "decode-new"
+            assert "decode-0" not in gone
+            await worker.start()
+            await eventually(lambda: "decode-0" in gone)
+            await eventually(lambda: cluster.routable("decode"))
+        await worker.crash()
+        await eventually(lambda: "decode-new" in gone)
+        assert not cluster.workers()
+
+
+async def test_a_state_of_a_later_version_is_no_reason_to_stumble(worker: FakeWorker) -> None:
+    async with running(worker) as cluster:
+        await eventually(lambda: cluster.routable("decode"))
+        worker.update(state=17)
+        await eventually(lambda: only(cluster).state == "unknown")
+        assert not cluster.routable("decode")
+
+
 async def test_losing_a_worker_is_logged_once(worker: FakeWorker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with running(worker) as cluster:

@@ -8,7 +8,7 @@ from common.errors import NoWorker
 from common.pb.tandem.v1 import decode_pb2
 from gateway.generation import TokenDelta
 from tests.gateway.dispatching import collect, eventually, request, rig, tokens_of
-from tests.gateway.fake_workers import FakeWorker, Run, token
+from tests.gateway.fake_workers import Behaviour, FakeWorker, Run, answer_all, token
 
 
 async def silent(run: Run) -> None:
@@ -98,6 +98,69 @@ async def test_attempts_are_bounded() -> None:
         assert all(worker.runs for worker in workers), "the second attempt must go to the other worker"
         parts.assert_clean()
         await parts.grants_returned()
+
+
+async def never(run: Run) -> None:
+    """Takes it and does not answer."""
+
+
+async def full(run: Run) -> None:
+    run.shortage()
+
+
+@pytest.mark.parametrize("second", [never, full])
+async def test_choices_cancelled_between_two_tries_end_the_request_well(second: Behaviour) -> None:
+    """The last worker to be tried is being connected to; what was tried before is nobody's attempt any more."""
+    workers = [FakeWorker(worker_id=f"decode-{i}", behave=b) for i, b in enumerate((fail_late, second, answer_all))]
+    first, broken, slow = workers
+    slow.greets.clear()
+    async with rig(*workers) as parts:
+        generation = await parts.dispatcher.submit(request(max_tokens=8, n=2))
+        run = await first.submitted.get()
+        run.tokens(2)
+        seen = await read(generation, 2)
+        run.finish(decode_pb2.OUTCOME_FAILED, "stumbled")
+        await broken.submitted.get()
+        if second is never:
+            await broken.crash()
+        await eventually(lambda: slow.streams)
+        for choice in (0, 1):
+            generation.cancel_choice(choice)
+        assert {delta.choice for delta in await collect(generation)} <= {1}
+        slow.greets.set()
+        assert tokens_of(seen) == expected(2)
+        assert generation.stats is not None
+        assert not slow.runs
+        await generation.aclose()
+        parts.assert_clean()
+        await parts.grants_returned()
+
+
+async def test_choices_cancelled_on_a_worker_that_then_breaks_go_nowhere_else() -> None:
+    workers = [FakeWorker(worker_id=f"decode-{i}", behave=b) for i, b in enumerate((fail_late, never, answer_all))]
+    first, broken, idle = workers
+    async with rig(*workers) as parts:
+        generation = await parts.dispatcher.submit(request(max_tokens=8))
+        run = await first.submitted.get()
+        run.tokens(2)
+        await read(generation, 2)
+        run.finish(decode_pb2.OUTCOME_FAILED, "stumbled")
+        asked = await broken.submitted.get()
+        generation.cancel_choice(0)
+        await eventually(lambda: 0 in asked.cancelled_choices)
+        await broken.crash()
+        assert await collect(generation) == []
+        assert generation.stats is not None
+        assert not idle.runs
+        parts.assert_clean()
+
+
+async def fail_late(run: Run) -> None:
+    """Accepts the first attempt and nothing later."""
+    if run.submit.attempt == 0:
+        run.accept()
+    else:
+        run.shortage()
 
 
 async def test_no_worker_left_is_an_error_after_what_was_buffered() -> None:
