@@ -9,6 +9,8 @@ reference is a plain memcpy of the same number of bytes. Sender and receiver sha
 import argparse
 import asyncio
 import multiprocessing
+import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -58,9 +60,16 @@ def make_transfer(
         incarnation=name,
         checksum=False,
         on_event=events.put,
+        on_failure=abandon,
     )
     transfer.start()
     return transfer
+
+
+def abandon(failure: BaseException) -> None:
+    """Without its transfer thread this process would wait for ever."""
+    print(f"the transfer thread failed: {failure!r}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def serve(transport: Transport) -> None:

@@ -29,9 +29,13 @@ class ProcessId:
         stat = _stat(os.getpid())
         return cls(host_id(), os.getpid(), int(stat[_START_TIME]) if stat else 0)
 
+    def is_visible(self) -> bool:
+        """Whether the death of this process can be seen from here."""
+        return self.pid > 0 and self.host_id == host_id()
+
     def is_dead(self) -> bool:
         """True only if this process certainly runs no more; False when alive or when nobody here can know."""
-        if self.pid <= 0 or self.host_id != host_id():
+        if not self.is_visible():
             return False
         if self.start == 0:
             return not _exists(self.pid)

@@ -23,8 +23,12 @@ def create_transfer(
     pages: Tensor,
     *,
     on_event: Callable[[TransferEvent], None],
+    on_failure: Callable[[BaseException], None],
 ) -> KVTransfer:
-    """The transfer thread over `pages`, not yet started. Raises ConfigError for sizes that cannot work."""
+    """The transfer thread over `pages`, not yet started; see `KVTransfer` for `on_event` and `on_failure`.
+
+    Raises ConfigError for sizes that cannot work.
+    """
     slots = options.staging_memory // options.slot_bytes
     if slots < 2:
         raise ConfigError(
@@ -39,6 +43,7 @@ def create_transfer(
         incarnation=incarnation,
         checksum=options.checksum,
         on_event=on_event,
+        on_failure=on_failure,
     )
 
 

@@ -2,10 +2,10 @@
 
 A receiver's slot is `free`, `granted` (to one peer under one generation) or `quarantined` (granted to a peer
 that went away without proof that it can write no more). free + granted + quarantined = total at any moment.
+Quarantine has no time limit: it ends with a proof, or never (see transfer/pairing.py for what proves it).
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -90,12 +90,12 @@ class StagingPool:
         fair = min(self.share() - held, len(self._free) - self._reserve)
         return [self._grant_one(peer) for _ in range(min(n, max(guaranteed, fair)))]
 
-    def accept(self, slot: int, generation: int, peer: str) -> bool:
-        """A message used this grant up; True frees the slot, False means that there was no such grant."""
-        return self.use(slot, generation, peer) is SlotUse.OK
+    def can_write(self, peer: str) -> bool:
+        """Whether `peer` holds a slot, or could be granted one now."""
+        return self._held[peer] > 0 or bool(self._free)
 
     def use(self, slot: int, generation: int, peer: str) -> SlotUse:
-        """Like `accept`, and says why not. A message out of a quarantined slot frees it too: its write has ended."""
+        """A message claims this grant. OK frees the slot, a quarantined one too: the write into it has ended."""
         if not 0 <= slot < len(self._slots):
             return SlotUse.FOREIGN
         state = self._slots[slot]
@@ -190,9 +190,3 @@ class SendBuffers:
     @property
     def in_use(self) -> int:
         return self._total - len(self._free)
-
-
-def check_grants(grants: Sequence[SlotGrant], num_slots: int) -> None:
-    """A peer's grants must lie inside the staging region that it announced."""
-    for grant in grants:
-        assert 0 <= grant.slot < num_slots, f"granted slot {grant.slot} of {num_slots}"

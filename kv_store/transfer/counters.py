@@ -49,3 +49,6 @@ class TransferCounters:
     open_receives: int
     writes_in_flight: int
     peers: int
+    #: Of `staging.quarantined`: those of processes that cannot be seen from here, as on other hosts. They stay until
+    #: the same incarnation pairs anew or somebody vouches for its end, perhaps for ever.
+    quarantined_out_of_sight: int = 0

@@ -141,4 +141,5 @@ class TransferMachine:
             open_receives=receiver.num_open,
             writes_in_flight=sender.num_writes,
             peers=self.pairing.num_peers,
+            quarantined_out_of_sight=self.pairing.quarantined_out_of_sight(),
         )

@@ -3,6 +3,11 @@
 A slot granted to a peer that is gone is used again only when nothing can be written into it any more: the
 transport has revoked it, the peer's process is dead, or the peer has answered anew, which it does only when its
 earlier writes have ended. Until then it stays in quarantine.
+
+The death of a process on this host is seen here. That of any other is known only from whoever calls `prove_dead`,
+as when its stable worker id comes back under a new incarnation. A peer on another host that has no stable id, or
+never comes back, therefore keeps its slots for ever: no timeout proves that RDMA has ended. Such slots are counted
+(`quarantined_out_of_sight`), and only a restart of this worker brings them back.
 """
 
 import logging
@@ -43,16 +48,20 @@ class _Gone:
 
     peer: _Peer
     next_check: float
+    #: Whether its death can be seen from here.
+    visible: bool
     #: When its death was proved.
     proved_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Draining:
     """A peer that was disconnected while writes to it were under way."""
 
     peer: _Peer
     deadline: float
+    #: The deadline has passed, and the transport was told to disconnect.
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,10 @@ class Pairing:
     @property
     def has_quarantine(self) -> bool:
         return bool(self._gone)
+
+    def quarantined_out_of_sight(self) -> int:
+        """Quarantined slots of peers whose death cannot be seen from here."""
+        return sum(self._receiver.held_by(name) for name, gone in self._gone.items() if not gone.visible)
 
     def name_of(self, agent: str) -> str | None:
         """The peer behind the transport's name for it."""
@@ -163,10 +176,20 @@ class Pairing:
             self._transport.disconnect(record.agent)
         quarantined = self._receiver.remove_peer(peer, reason, proof=revoked or not record.receive)
         if quarantined:
-            logger.info("%d staging slots are quarantined until %s is provably gone", quarantined, peer)
-            self._gone[peer] = _Gone(record, next_check=self._clock())
+            self._quarantine(record, quarantined)
         else:
             del self._name_of[record.agent]
+
+    def _quarantine(self, peer: _Peer, slots: int) -> None:
+        visible = peer.process.is_visible()
+        self._gone[peer.name] = _Gone(peer, next_check=self._clock(), visible=visible)
+        logger.log(
+            logging.INFO if visible else logging.WARNING,
+            "%d staging slots are quarantined until %s is provably gone%s",
+            slots,
+            peer.name,
+            "" if visible else ", which cannot be seen from this host",
+        )
 
     def _pair_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -184,7 +207,8 @@ class Pairing:
         peer, info = request.peer, request.info
         self._check(peer, info)
         self._part(peer, "it was paired anew")
-        if peer in self._draining:
+        # The sender's word counts: a transport that revokes has ended them at once, but they are not reaped yet.
+        if peer in self._draining or self._sender.draining(peer):
             return False
         self._transport.connect(info.agent, info.metadata, info.staging_base)
         process = ProcessId(info.host_id, info.pid, info.process_start)
@@ -209,12 +233,14 @@ class Pairing:
     def _check_drained(self, draining: _Draining) -> None:
         peer = draining.peer
         if self._sender.draining(peer.name):
-            if self._clock() > draining.deadline:
+            if not draining.cut and self._clock() > draining.deadline:
+                draining.cut = True
                 logger.warning("writes to %s do not end; cutting the connection", peer.name)
                 self._transport.disconnect(peer.agent)
             return
         del self._draining[peer.name]
-        self._transport.disconnect(peer.agent)
+        if not draining.cut:
+            self._transport.disconnect(peer.agent)
 
     def _check_gone(self, gone: _Gone) -> None:
         name, now = gone.peer.name, self._clock()

@@ -71,6 +71,8 @@ class KVReceiver:
         #: Peers that may write here, in the order they came.
         self._peers: dict[str, None] = {}
         self._receives: dict[int, _Receive] = {}
+        #: Peers that hold a slot or can be granted one. Replaced, never changed: any thread may read it.
+        self.writers: frozenset[str] = frozenset()
         #: Whether slots, peers or receives changed since credits were last granted.
         self._credits_stale = False
 
@@ -81,6 +83,8 @@ class KVReceiver:
         self._credits_stale = True
         self._pool.add_peer(peer)
         self._peers[peer] = None
+        # Now, not with the next `tick`: whoever hears that the pairing stands may ask at once.
+        self._note_writers()
 
     def remove_peer(self, peer: str, reason: str, proof: bool) -> int:
         """Fail the receives from `peer` and take its slots; returns how many are quarantined for want of `proof`."""
@@ -89,6 +93,7 @@ class KVReceiver:
         self._credits_stale = True
         self._peers.pop(peer, None)
         taken = self._pool.revoke_peer(peer, proof)
+        self._note_writers()
         return 0 if proof else taken
 
     def prove_dead(self, peer: str) -> int:
@@ -154,6 +159,7 @@ class KVReceiver:
             self._credits_stale = False
             for peer in self._peers:
                 self._top_up(peer)
+            self._note_writers()
 
     def held_by(self, peer: str) -> int:
         """Slots granted to `peer`, or quarantined because of it."""
@@ -242,6 +248,9 @@ class KVReceiver:
         # Late messages are what every abort leaves behind.
         level = logging.DEBUG if drop is Drop.LATE else logging.WARNING
         logger.log(level, "dropped a KV message of %s (%s): %s", peer, drop.value, reason)
+
+    def _note_writers(self) -> None:
+        self.writers = frozenset(peer for peer in self._peers if self._pool.can_write(peer))
 
     def _top_up(self, peer: str) -> None:
         """Keep `peer` in credits: as many as it can use, up to its share, and a few while idle."""

@@ -50,6 +50,7 @@ class KVTransfer:
         incarnation: str,
         checksum: bool,
         on_event: Callable[[TransferEvent], None],
+        on_failure: Callable[[BaseException], None],
         device: torch.device | None = None,
         seal_timeout: float = 10.0,
     ) -> None:
@@ -60,6 +61,8 @@ class KVTransfer:
             pages: the worker's KV, [num_layers, 2, num_blocks, block_size, kv_heads, head_dim].
             incarnation: names this side in headers; what peers call `peer`.
             checksum: whether outgoing messages carry one (incoming ones are checked whenever they do).
+            on_failure: called once, on the thread, with the broken invariant that ends it, after all open transfers
+                have failed. The worker must go down with it. Not called for `close`.
             device: where staging and send buffers live; that of `pages` if not given.
             seal_timeout: seconds without progress after which a sealed, incomplete receive fails.
         """
@@ -86,6 +89,7 @@ class KVTransfer:
         #: Guards `_ended` against a command that is posted while the thread ends.
         self._end_lock = threading.Lock()
         self._ended = False
+        self._on_failure = on_failure
         self._failure: BaseException | None = None
         self._counters = self._machine.count()
         self._counted_at = self._clock()
@@ -102,11 +106,6 @@ class KVTransfer:
         self._alarm.ring()
         if self._thread.is_alive():
             self._thread.join()
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What ended the thread, if not `close`: a broken invariant; the worker should go down with it."""
-        return self._failure
 
     def local_peer(self) -> TransportPeer:
         """What the other side of a pair needs to know of this one."""
@@ -176,6 +175,13 @@ class KVTransfer:
 
     # --- receiving -----------------------------------------------------------------------------------
 
+    def can_receive_from(self, peer: str) -> bool:
+        """Whether `peer` (paired with `receive`) has a staging slot to write into, or can be granted one, as of now.
+
+        If not, all slots are granted to others or quarantined, and a receive from it would wait for them.
+        """
+        return not self._ended and peer in self._machine.receiver.writers
+
     def open_receive(self, transfer_id: int, peer: str, first_token: int, slots: Sequence[int]) -> None:
         """The KV of tokens [first_token, +len(slots)) is to come from `peer` and goes to those flat slots."""
         checked = self._machine.copier.check_slots(as_slots(slots))
@@ -208,16 +214,21 @@ class KVTransfer:
         try:
             self._machine.enter_thread()
             while not self._stopping:
-                commands = self._run_commands()
-                busy = self._machine.round() or commands > 0
-                delay = self._pace.delay(busy=busy, polling=self._machine.wants_polling, paired=self._machine.is_paired)
-                # Before an endless sleep too: nobody would count what this round changed (slots out of quarantine).
-                self._refresh_counters(busy or delay is None)
-                self._alarm.sleep(delay)
+                self._round()
+            self._refuse_transfers()
+            self._run_commands()
+            self._finish("the worker is closing", CLOSE_SECONDS)
         except BaseException as failure:
-            self._failure = failure
             logger.critical("the transfer thread failed", exc_info=True)
-        self._end()
+            self._fail(failure)
+
+    def _round(self) -> None:
+        commands = self._run_commands()
+        busy = self._machine.round() or commands > 0
+        delay = self._pace.delay(busy=busy, polling=self._machine.wants_polling, paired=self._machine.is_paired)
+        # Before an endless sleep too: nobody would count what this round changed (slots out of quarantine).
+        self._refresh_counters(busy or delay is None)
+        self._alarm.sleep(delay)
 
     def _refresh_counters(self, changed: bool) -> None:
         now = self._clock()
@@ -231,13 +242,21 @@ class KVTransfer:
             self._commands.popleft()()
         return count
 
-    def _end(self) -> None:
-        """Fail what is open, so that every transfer has its one event."""
+    def _refuse_transfers(self) -> None:
         with self._end_lock:
             self._ended = True
-        if self._failure is None:
-            self._run_commands()
-            self._machine.finish("the worker is closing", CLOSE_SECONDS)
-        else:
-            self._machine.finish(f"the transfer thread failed: {self._failure!r}", 0.0)
+
+    def _finish(self, reason: str, patience: float) -> None:
+        """Fail what is open, so that every transfer has its one event."""
+        self._machine.finish(reason, patience)
         self._counters = self._machine.count()
+
+    def _fail(self, failure: BaseException) -> None:
+        self._failure = failure
+        self._refuse_transfers()
+        try:
+            self._finish(f"the transfer thread failed: {failure!r}", 0.0)
+        except BaseException:
+            # What broke may not let the transfers end in order either; the worker goes down all the same.
+            logger.critical("not all open transfers could be failed", exc_info=True)
+        self._on_failure(failure)

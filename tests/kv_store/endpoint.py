@@ -60,6 +60,7 @@ class Commands:
         self.pages = torch.randn(layers, 2, blocks, block_size, heads, dim)
         transport = create_transport(options["transport"], f"agent/{options['name']}")
         serve(transport)
+        self.failure: BaseException | None = None
         self.transfer = KVTransfer(
             transport=transport,
             pages=self.pages,
@@ -69,9 +70,13 @@ class Commands:
             incarnation=options["name"],
             checksum=options.get("checksum", True),
             on_event=on_event,
+            on_failure=self.fail,
         )
         self.transfer.start()
         say(event="Ready", info=base64.b64encode(self.transfer.local_peer().SerializeToString()).decode())
+
+    def fail(self, failure: BaseException) -> None:
+        self.failure = failure
 
     def connect(self, peer: str, info: str, receive: bool) -> None:
         theirs = TransportPeer.FromString(base64.b64decode(info))
@@ -121,7 +126,7 @@ class Commands:
         say(
             event="Counters",
             tag=tag,
-            failure=repr(self.transfer.failure),
+            failure=repr(self.failure),
             **dataclasses.asdict(self.transfer.counters()),
         )
 
@@ -133,7 +138,7 @@ def main() -> None:
         message = json.loads(line)
         getattr(commands, message.pop("do"))(**message)
     commands.transfer.close()
-    say(event="Closed", failure=repr(commands.transfer.failure))
+    say(event="Closed", failure=repr(commands.failure))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A transport whose writes end and whose notifications arrive when, and how, the test says; and a worker on it."""
 
+from collections import Counter
 from concurrent.futures import Future
 
 import torch
@@ -25,6 +26,8 @@ class FakeWrite:
     def __init__(self, source: Tensor, target: "FakeTransport", offset: int, notification: Notification) -> None:
         self.notification = notification
         self.target = target
+        #: Of the target's pairings with the writer, the one that this write belongs to.
+        self._pairing = target.pairings[notification.peer]
         self._source = source
         self._offset = offset
         self._state = WriteState.PENDING
@@ -36,6 +39,9 @@ class FakeWrite:
     def complete(self, *, flip: bool = False) -> None:
         """The data arrives (with one wrong bit: `flip`); the notification is kept back in `target.arriving`."""
         assert self.target.staging is not None
+        if self.target.revokes_on_disconnect and not self.target.admits(self.notification.peer, self._pairing):
+            self.fail()
+            return
         region = self.target.staging[self._offset : self._offset + len(self._source)]
         region.copy_(self._source)
         if flip:
@@ -73,6 +79,8 @@ class FakeTransport:
         self.arriving: list[Notification] = []
         self.inbox: list[Notification] = []
         self.peers: set[str] = set()
+        #: How often each peer was connected.
+        self.pairings: Counter[str] = Counter()
         self.unreachable: set[str] = set()
         self._network = network
         self._source: Tensor | None = None
@@ -91,9 +99,17 @@ class FakeTransport:
         if peer in self.unreachable:
             raise PeerUnreachable(peer)
         self.peers.add(peer)
+        self.pairings[peer] += 1
 
     def disconnect(self, peer: str) -> None:
         self.peers.discard(peer)
+        for write in self._network.pending():
+            if (write.notification.peer, write.target.agent) == (self.agent, peer):
+                write.fail()
+
+    def admits(self, peer: str, pairing: int) -> bool:
+        """Whether writes that `peer` posted during that pairing may still land."""
+        return peer in self.peers and self.pairings[peer] == pairing
 
     def write(self, peer: str, source_offset: int, offset: int, length: int, notification: bytes) -> FakeWrite:
         if peer not in self.peers or peer in self.unreachable:

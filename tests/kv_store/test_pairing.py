@@ -115,6 +115,78 @@ def test_a_late_message_frees_its_quarantined_slot_and_touches_nothing(clock: Fa
     assert receiver.pages.equal(before)
 
 
+@pytest.mark.parametrize("revokes", [False, True])
+@pytest.mark.parametrize("parts_first", [False, True])
+def test_a_peer_is_paired_anew_with_writes_in_flight(clock: FakeClock, revokes: bool, parts_first: bool) -> None:
+    """No round comes between the commands, as when a worker's thread finds them all at once."""
+    sender, receiver = two_workers(clock, revokes=revokes)
+    receiver.machine.receiver.open(1, "sender", 0, as_slots(range(4)))
+    send(sender, 1, 4)
+    sender.machine.round()
+    if parts_first:
+        sender.machine.pairing.disconnect("receiver", "closed")
+    again = [sender.connect(receiver, receive=False) for _ in range(2)]
+    assert [event.outcome for event in sender.sent()] == ["failed"]
+    for write in sender.transport._network.pending():
+        write.complete()
+    sender.machine.round()
+    for future in again:
+        future.result(0)
+    assert sender.machine.count().send_buffers_in_use == sender.machine.count().writes_in_flight == 0
+    receiver.connect(sender, receive=True).result(0)
+    settle(sender, receiver)
+    assert [event.outcome for event in receiver.received()] == ["failed"]
+    receiver.machine.receiver.open(2, "sender", 0, as_slots(range(4)))
+    send(sender, 2, 4)
+    settle(sender, receiver)
+    assert sender.sent()[-1].outcome == "ok"
+
+
+def test_slots_of_a_peer_on_another_host_are_counted_apart(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    network = FakeNetwork()
+    receiver = FakeWorker(network, "receiver", clock)
+    for name, host in [("near", ProcessId.own().host_id), ("far", "elsewhere")]:
+        info = FakeWorker(network, name, clock).machine.local_peer()
+        info.host_id = host
+        receiver.machine.pairing.connect(name, info, True, Future())
+    receiver.machine.round()
+    for name in ("near", "far"):
+        receiver.machine.pairing.disconnect(name, "closed")
+    counts = receiver.machine.count()
+    assert (counts.staging.quarantined, counts.quarantined_out_of_sight) == (4, 2)
+    assert "until far is provably gone, which cannot be seen" in caplog.text
+    assert "near" not in caplog.text
+    receiver.machine.pairing.prove_dead("far")
+    receiver.machine.round()
+    clock.now += GRACE_SECONDS
+    receiver.machine.round()
+    assert receiver.machine.count().quarantined_out_of_sight == 0
+
+
+def test_a_peer_for_which_no_slot_is_left_is_known(clock: FakeClock) -> None:
+    network = FakeNetwork()
+    receiver = FakeWorker(network, "receiver", clock)
+    for number in range(4):
+        stranger = FakeWorker(network, f"lost-{number}", clock)
+        receiver.connect(stranger, receive=True).result(0)
+        assert receiver.machine.receiver.writers == {stranger.name}
+        receiver.machine.round()
+        assert receiver.machine.receiver.writers == {stranger.name}
+        receiver.machine.pairing.disconnect(stranger.name, "closed")
+        assert not receiver.machine.receiver.writers
+    newcomer = FakeWorker(network, "newcomer", clock)
+    receiver.connect(newcomer, receive=True).result(0)
+    assert "newcomer" not in receiver.machine.receiver.writers
+    receiver.machine.round()
+    assert "newcomer" not in receiver.machine.receiver.writers
+    receiver.machine.pairing.prove_dead("lost-0")
+    receiver.machine.round()
+    clock.now += GRACE_SECONDS
+    receiver.machine.round()
+    assert receiver.machine.receiver.writers == {"newcomer"}
+    assert len(receiver.take_credits()) > 0
+
+
 def test_a_sender_pairs_anew_only_when_its_writes_have_ended(clock: FakeClock) -> None:
     sender, receiver = two_workers(clock)
     send(sender, 1, 4)
@@ -161,6 +233,28 @@ def test_writes_that_do_not_end_are_cut_off(clock: FakeClock) -> None:
     clock.now += DRAIN_SECONDS + 1
     sender.machine.round()
     assert receiver.transport.agent not in sender.transport.peers
+
+
+def test_a_connection_is_cut_once_however_long_its_writes_take(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, _ = two_workers(clock)
+    send(sender, 1, 4)
+    sender.machine.round()
+    sender.machine.pairing.disconnect("receiver", "closed")
+    cuts: list[str] = []
+    monkeypatch.setattr(sender.transport, "disconnect", cuts.append)
+    clock.now += DRAIN_SECONDS + 1
+    for _ in range(5):
+        sender.machine.round()
+        clock.now += 1
+    for write in sender.transport._network.pending():
+        write.fail()
+    sender.machine.round()
+    sender.machine.round()
+    assert cuts == ["agent/receiver"]
+    assert caplog.text.count("cutting the connection") == 1
+    assert not sender.machine.pairing.wants_polling
 
 
 def test_a_connect_that_waits_fails_with_a_disconnect(clock: FakeClock) -> None:

@@ -40,9 +40,9 @@ class StagingMachine(RuleBasedStateMachine):
         peer, grant = claim
         valid = self.writable.get(grant.slot) == claim
         if thief != peer:
-            assert not self.pool.accept(grant.slot, grant.generation, thief)
-        assert self.pool.accept(grant.slot, grant.generation, peer) == valid
-        assert not self.pool.accept(grant.slot, grant.generation, peer)
+            assert self.pool.use(grant.slot, grant.generation, thief) is not SlotUse.OK
+        assert (self.pool.use(grant.slot, grant.generation, peer) is SlotUse.OK) == valid
+        assert self.pool.use(grant.slot, grant.generation, peer) is not SlotUse.OK
         if valid:
             del self.writable[grant.slot]
 
@@ -67,6 +67,18 @@ class StagingMachine(RuleBasedStateMachine):
         counts = self.pool.counts()
         assert counts.total == 10
         assert counts.free == 10 - len(self.writable)
+
+    @rule(peer=st.sampled_from(PEERS), target=grants)
+    def grant_one(self, peer: str) -> object:
+        """Who can write and holds nothing is granted a slot, whatever the shares of the others."""
+        if peer not in self.peers or any(owner == peer for owner, _ in self.writable.values()):
+            return multiple()
+        expected = self.pool.can_write(peer)
+        granted = self.pool.grant(peer, 1)
+        assert len(granted) == expected
+        for grant in granted:
+            self.writable[grant.slot] = (peer, grant)
+        return multiple(*[(peer, grant) for grant in granted])
 
 
 StagingMachine.TestCase.settings = settings(
@@ -106,7 +118,7 @@ def test_slots_move_to_whoever_is_below_its_share() -> None:
     pool.add_peer("second")
     pool.grant("second", 100)
     for grant in held:
-        assert pool.accept(grant.slot, grant.generation, "first")
+        assert pool.use(grant.slot, grant.generation, "first") is SlotUse.OK
         pool.grant("first", 100)
         pool.grant("second", 100)
     assert pool.held_by("second") == pool.share() == 6
@@ -119,7 +131,7 @@ def test_a_message_out_of_a_quarantined_slot_frees_it() -> None:
     [grant, _] = pool.grant("a", 2)
     pool.revoke_peer("a", proof=False)
     assert pool.counts().quarantined == 2
-    assert pool.accept(grant.slot, grant.generation, "a")
+    assert pool.use(grant.slot, grant.generation, "a") is SlotUse.OK
     assert pool.counts().quarantined == 1
     assert pool.prove_dead("a") == 1
     assert pool.counts().free == 4

@@ -2,14 +2,36 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from kv_store.transfer.events import CreditsReady, ReceiveFinished, SendFinished, TransferEvent
 from kv_store.transfer.worker import KVTransfer
-from kv_store.transport.memory import MemoryNetwork
+from tests.kv_store.memory_network import MemoryNetwork
+
+
+def make_transfer(
+    network: MemoryNetwork,
+    *,
+    on_event: Callable[[TransferEvent], None],
+    on_failure: Callable[[BaseException], None],
+) -> KVTransfer:
+    """One that is its own peer."""
+    transfer = KVTransfer(
+        transport=network.transport("agent/peer"),
+        pages=torch.randn(1, 2, 4, 2, 1, 4),
+        staging_slots=2,
+        slot_bytes=64,
+        send_buffers=1,
+        incarnation="peer",
+        checksum=True,
+        on_event=on_event,
+        on_failure=on_failure,
+    )
+    transfer.start()
+    return transfer
 
 
 class Side:
@@ -21,6 +43,7 @@ class Side:
         self.tokens = self.pages.view(4, 2, -1, 2, 8)
         self.events: queue.SimpleQueue[TransferEvent] = queue.SimpleQueue()
         self.other: Side | None = None
+        self.failures: list[BaseException] = []
         self.transfer = KVTransfer(
             transport=network.transport(f"agent/{name}"),
             pages=self.pages,
@@ -30,6 +53,7 @@ class Side:
             incarnation=name,
             checksum=True,
             on_event=self.on_event,
+            on_failure=self.failures.append,
         )
         self.transfer.start()
 
@@ -54,7 +78,7 @@ def sides() -> Iterator[tuple[Side, Side]]:
     yield sender, receiver
     sender.transfer.close()
     receiver.transfer.close()
-    assert sender.transfer.failure is receiver.transfer.failure is None
+    assert sender.failures == receiver.failures == []
 
 
 def run_transfer(sender: Side, receiver: Side, number: int, slots: list[int]) -> None:
@@ -120,8 +144,55 @@ def test_a_broken_invariant_ends_the_thread_loudly(caplog: pytest.LogCaptureFixt
     assert "expected at 0" in event.reason
     sender.transfer.close()
     receiver.transfer.close()
-    assert isinstance(sender.transfer.failure, AssertionError)
+    [failure] = sender.failures
+    assert isinstance(failure, AssertionError)
+    assert receiver.failures == []
     assert "the transfer thread failed" in caplog.text
+    with pytest.raises(RuntimeError, match="ended") as refused:
+        sender.transfer.open_send(2, "receiver", 8, 0)
+    assert refused.value.__cause__ is failure
+
+
+def test_a_failure_is_told_once_and_after_the_open_transfers_have_failed() -> None:
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+    transfer = make_transfer(MemoryNetwork(), on_event=told.put, on_failure=told.put)
+    transfer.connect("peer", transfer.local_peer(), receive=True).result(20)
+    transfer.open_receive(1, "peer", 0, [1])
+    transfer.open_receive(1, "peer", 0, [1])
+    while isinstance(event := told.get(timeout=20), CreditsReady):
+        continue
+    assert isinstance(event, ReceiveFinished)
+    assert event.outcome == "failed"
+    assert isinstance(told.get(timeout=20), AssertionError)
+    transfer.close()
+    assert told.empty()
+
+
+def test_a_failure_is_told_even_if_the_transfers_cannot_be_ended_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def refuse(event: TransferEvent) -> None:
+        if isinstance(event, ReceiveFinished):
+            raise ValueError(f"no place for transfer {event.transfer_id}")
+
+    transfer = make_transfer(MemoryNetwork(), on_event=refuse, on_failure=failures.put)
+    transfer.connect("peer", transfer.local_peer(), receive=True).result(20)
+    for number in (1, 2):
+        transfer.open_receive(number, "peer", 0, [number])
+    transfer.abort_receive(1)
+    assert "transfer 1" in str(failures.get(timeout=20))
+    transfer.close()
+    assert failures.empty()
+    assert "not all open transfers could be failed" in caplog.text
+
+
+def test_whether_a_peer_can_write_is_known_as_soon_as_it_is_paired(sides: tuple[Side, Side]) -> None:
+    sender, receiver = sides
+    assert receiver.transfer.can_receive_from("sender")
+    assert not receiver.transfer.can_receive_from("stranger")
+    assert not sender.transfer.can_receive_from("receiver")
+    receiver.transfer.close()
+    assert not receiver.transfer.can_receive_from("sender")
 
 
 def test_slots_outside_of_the_pages_are_the_callers_error(sides: tuple[Side, Side]) -> None:
