@@ -204,7 +204,7 @@ class PhaseMissed(Exception):
     """A request went past the phase in which it was to be caught."""
 
 
-def seize(open_: Callable[[], Any], in_phase: Callable[[], bool], passed: Callable[[], bool], tries: int = 5) -> Any:
+def seize(open_: Callable[[], Any], in_phase: Callable[[], bool], passed: Callable[[], bool], tries: int = 10) -> Any:
     """Open requests until one is seen in its phase; returns it. `passed` tells that it went by.
 
     A busy machine may let a phase go by unseen, and the router may rightly take another way.

@@ -25,7 +25,7 @@ from tests.e2e.slow_model import slow_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Little staging, so that KV is still on its way when the prompt is computed.
-TIGHT_STAGING = {"--staging-memory": "64KiB", "--slot-bytes": "16KiB"}
+TIGHT_STAGING = {"--staging-memory": "16KiB", "--slot-bytes": "8KiB"}
 LONG = 1500
 ENDLESS = 2000
 
@@ -46,7 +46,7 @@ class Phases:
 
     def prefilling(self) -> bool:
         status = self.cluster.status("prefill-0")
-        return 0 < status.queued_tokens < LONG
+        return status.queued_tokens > 0 and status.transfers > 0
 
     def travelling(self) -> bool:
         status = self.cluster.status("prefill-0")
@@ -61,7 +61,8 @@ class Phases:
 class Door:
     """A way in, and the way out that goes with it."""
 
-    open: Callable[[Cluster, list[int]], GrpcStream | RawHttp]
+    #: Cluster, prompt, max_tokens.
+    open: Callable[[Cluster, list[int], int], GrpcStream | RawHttp]
 
     @staticmethod
     def leave(request: GrpcStream | RawHttp) -> None:
@@ -69,9 +70,9 @@ class Door:
 
 
 DOORS = {
-    "http-stream": Door(lambda cluster, prompt: RawHttp(cluster, completion_body(prompt, ENDLESS, stream=True))),
-    "http": Door(lambda cluster, prompt: RawHttp(cluster, completion_body(prompt, ENDLESS))),
-    "grpc": Door(lambda cluster, prompt: GrpcStream(cluster, prompt, ENDLESS)),
+    "http-stream": Door(lambda cluster, prompt, most: RawHttp(cluster, completion_body(prompt, most, stream=True))),
+    "http": Door(lambda cluster, prompt, most: RawHttp(cluster, completion_body(prompt, most))),
+    "grpc": Door(lambda cluster, prompt, most: GrpcStream(cluster, prompt, most)),
 }
 
 
@@ -82,7 +83,7 @@ def test_client_that_leaves_frees_both_sides(judge: Judge, phase: str, door: str
     cancelled = judge.cluster.status("decode-0").cancelled_total
     in_phase = getattr(phases, phase)
     passed = phases.decoding if phase != "decoding" else lambda: False
-    request = seize(lambda: DOORS[door].open(judge.cluster, judge.prompts.fresh(LONG)), in_phase, passed)
+    request = seize(lambda: DOORS[door].open(judge.cluster, judge.prompts.fresh(LONG), ENDLESS), in_phase, passed)
     with timed(f"{phase}, {door}: until idle", phases.times):
         Door.leave(request)
         judge.cluster.wait_idle()
@@ -90,8 +91,19 @@ def test_client_that_leaves_frees_both_sides(judge: Judge, phase: str, door: str
     judge.recovered()
 
 
-@pytest.mark.parametrize("phase", ["prefilling", "travelling", "decoding"])
-def test_deadline_of_a_grpc_call_ends_it_in_each_phase(judge: Judge, phase: str) -> None:
+def test_deadline_ends_a_prompt_that_is_being_prefilled(judge: Judge) -> None:
+    """The prompt takes longer than its deadline."""
+    with GrpcStream(judge.cluster, judge.prompts.fresh(3900), 100, deadline=1.5) as stream:
+        eventually(Phases(judge.cluster).prefilling, what="a prompt being computed")
+        assert stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert stream.answer.num_tokens == 0
+        with timed("prefilling, deadline: until idle", {}):
+            judge.cluster.wait_idle()
+    judge.recovered()
+
+
+@pytest.mark.parametrize("phase", ["travelling", "decoding"])
+def test_deadline_of_a_grpc_call_ends_it_in_later_phases(judge: Judge, phase: str) -> None:
     phases = Phases(judge.cluster)
     passed = phases.decoding if phase != "decoding" else lambda: False
     stream = seize(
@@ -100,8 +112,8 @@ def test_deadline_of_a_grpc_call_ends_it_in_each_phase(judge: Judge, phase: str)
         passed,
     )
     with stream, ExitStack() as stack:
-        if phase != "decoding":
-            # The deadline must find the request in its phase: the prefill worker goes no further.
+        if phase == "travelling":
+            # The deadline must find it there: nothing more is sent.
             stack.enter_context(judge.cluster.members["prefill-0"].frozen())
         assert stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         with timed(f"{phase}, deadline: until decode is idle", phases.times):
@@ -115,25 +127,28 @@ def test_leaving_the_gateways_queue(judge: Judge, door: str) -> None:
     times: dict[str, float] = {}
     accepted = judge.cluster.status("decode-0").accepted_total
     with ExitStack() as stack:
-        streams = [stack.enter_context(GrpcStream(judge.cluster, judge.prompts.fresh(3900), 100)) for _ in range(4)]
+        streams = [stack.enter_context(GrpcStream(judge.cluster, judge.prompts.fresh(3900), 100)) for _ in range(5)]
         eventually(lambda: judge.cluster.gateway_status()["queue"]["waiting"] > 0, what="a full queue")
-        request = DOORS[door].open(judge.cluster, judge.prompts.fresh(3900))
-        eventually(lambda: judge.cluster.gateway_status()["gateway"]["running"] == 5, what="five requests")
+        request = DOORS[door].open(judge.cluster, judge.prompts.fresh(3900), 100)
+        stack.callback(Door.leave, request)
+        eventually(lambda: judge.cluster.gateway_status()["gateway"]["running"] == 6, what="six requests")
         assert judge.cluster.gateway_status()["queue"]["waiting"] > 0
-        Door.leave(request)
+        with timed(f"queued, {door}: until out of the queue", times):
+            Door.leave(request)
+            eventually(lambda: judge.cluster.gateway_status()["gateway"]["running"] == 5, what="five requests")
         for stream in streams:
             stream.cancel()
-        with timed(f"queued, {door}: until idle", times):
-            eventually(lambda: judge.cluster.gateway_status()["queue"]["waiting"] == 0, what="an empty queue")
-            eventually(lambda: judge.cluster.gateway_status()["queue"]["granted"] == 0, what="no grants")
-            judge.cluster.wait_idle()
+        eventually(lambda: judge.cluster.gateway_status()["queue"]["waiting"] == 0, what="an empty queue")
+        eventually(lambda: judge.cluster.gateway_status()["queue"]["granted"] == 0, what="no grants")
+        judge.cluster.wait_idle()
     assert judge.cluster.status("decode-0").accepted_total <= accepted + len(streams)
     judge.recovered()
 
 
 def test_leaving_the_workers_own_queue(judge: Judge) -> None:
     """Two prompts do not fit the pool together: the second waits on the decode worker."""
-    cluster, times = judge.cluster, {}
+    cluster = judge.cluster
+    times: dict[str, float] = {}
     with GrpcStream(cluster, judge.prompts.fresh(3000), 1000) as first:
         first.read(1)
         with GrpcStream(cluster, judge.prompts.fresh(3200), 800) as second:
