@@ -41,13 +41,15 @@ class RemotePrefills:
         return len(self._jobs)
 
     def choose(self, job: Job) -> tuple[PrefillTarget, str] | None:
-        """The best untried target that is paired now, with its incarnation; None: prefill here."""
+        """The best untried target that is paired and has slots to write into, with its incarnation; None: prefill
+        here."""
         if job.prompt.num_pending <= self._local_prefill_tokens:
             return None
         while job.next_target < len(job.request.prefill_targets):
             target = job.request.prefill_targets[job.next_target]
             job.next_target += 1
-            if (peer := self._find_peer(target.address)) is not None:
+            peer = self._find_peer(target.address)
+            if peer is not None and self._transfer.can_receive_from(peer):
                 return target, peer
         return None
 

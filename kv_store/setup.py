@@ -55,4 +55,6 @@ def fill_transfer_status(status: WorkerStatus, counters: TransferCounters) -> No
     status.staging.quarantined = staging.quarantined
     status.staging.total = staging.free + staging.granted + staging.quarantined
     status.transfers = counters.open_sends + counters.open_receives
+    status.transfer_bytes_sent_total = counters.bytes_sent
+    status.transfer_bytes_received_total = counters.bytes_received
     status.dropped_messages = sum(counters.dropped.values())

@@ -190,6 +190,30 @@ class TestRemotePrefill:
         assert only_remote(harness).run.target == P2
         harness.finish()
 
+    def test_a_target_that_can_get_no_staging_slot_is_passed_over(self) -> None:
+        harness = DecodeHarness(peers=("p1:1", "p2:1"))
+        harness.transfer.without_slots.add("p1:1-incarnation")
+        harness.submit(request(prefill_targets=(P1, P2)))
+        harness.step()
+        assert only_remote(harness).run.target == P2
+        harness.complete(only_remote(harness))
+        harness.finish()
+
+    def test_a_target_whose_blocks_were_wanted_is_asked_again(self) -> None:
+        harness = DecodeHarness(peers=("p1:1",))
+        told = harness.submit(request(prefill_targets=(P1,)))
+        harness.step()
+        first = only_remote(harness)
+        harness.engine._give_up(harness.engine._jobs[told.request.key].prompt)
+        harness.send_terminal(first, ok=False)
+        harness.pass_events()
+        harness.step()
+        again = [remote for remote in harness.remotes.values() if remote is not first]
+        assert [remote.run.target for remote in again] == [P1]
+        harness.complete(again[0])
+        harness.finish()
+        assert told.finished is not None and told.finished.timings.prefill_retries == 0
+
     def test_a_failed_worker_is_followed_by_the_next_and_then_by_this_one(self) -> None:
         harness = DecodeHarness(peers=["p1:1", "p2:1"])
         told = harness.submit(request(prefill_targets=(P1, P2)))

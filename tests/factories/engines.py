@@ -164,6 +164,11 @@ class FakeTransfer:
         self._ending: dict[int, FakeReceive] = {}
         self._next_chunk = 0
         self._send_of_chunk: dict[int, FakeSend] = {}
+        #: Peers for which there is no staging slot.
+        self.without_slots: set[str] = set()
+
+    def can_receive_from(self, peer: str) -> bool:
+        return peer not in self.without_slots
 
     def take_event(self, index: int = 0) -> TransferEvent:
         event = self.events.pop(index)
