@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -116,7 +117,43 @@ class HostPort(click.ParamType[Address]):
             self.fail(str(error), param, ctx)
 
 
+def check_redis_url(text: str) -> str:
+    """`text`, if it can be the URL of a Redis (or empty, for none).
+
+    Raises:
+        ValueError: it cannot; the message does not repeat it, for it may hold a password.
+    """
+    if not text:
+        return text
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in ("redis", "rediss", "unix"):
+        raise ValueError("a Redis URL begins with redis://, rediss:// or unix://")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ValueError("the Redis URL's port must be a number from 1 to 65535") from None
+    if port == 0 or (scheme == "unix" and not parts.path):
+        raise ValueError("the Redis URL names no port" if port == 0 else "unix:// needs the path of a socket")
+    if scheme != "unix" and not rest:
+        raise ValueError("the Redis URL names no host")
+    return text
+
+
+class RedisUrl(click.ParamType[str]):
+    """Click type of a Redis URL, kept as it is."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return check_redis_url(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 BYTES = ByteSize()
+REDIS_URL = RedisUrl()
 HOST_PORT = HostPort()
 PORT = click.IntRange(1, 65535)
 #: A port where 0 means "any free one" (or "off", where the option says so).

@@ -17,7 +17,7 @@ TIMEOUT_SECONDS = 1.0
 def open_redis(url: str, *, timeout: float = TIMEOUT_SECONDS) -> Redis:
     """A client for `redis://host:port/db` (or rediss://, unix://). Connects at first use; close with `aclose()`.
 
-    Raises ConfigError if the URL cannot be read.
+    Raises ConfigError, which does not repeat the URL (it may hold a password), if it cannot be read.
     """
     # Set as client options a retry policy counts for Redis commands and, through the pool, for connecting.
     try:
@@ -28,6 +28,10 @@ def open_redis(url: str, *, timeout: float = TIMEOUT_SECONDS) -> Redis:
             socket_connect_timeout=timeout,
             retry=Retry(NoBackoff(), 0),
         )
-    except (ValueError, RedisError) as error:
-        raise ConfigError(f"{url!r} is not a Redis URL: {error}", field="redis") from error
+        # Options that there are not would be found at the first connection.
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, RedisError):
+        # `error` may quote the part of a password that it took for the port.
+        message = "not a Redis URL: its scheme, port or an option after '?' cannot be read"
+        raise ConfigError(message, field="--redis") from None
     return client

@@ -10,6 +10,7 @@ import httpx
 from common.config import option
 from common.errors import NoWorker, TandemError
 from deploy.sse import EventParser
+from deploy.urls import SERVER_URL
 
 #: Between two pieces of an answer; the first may wait in a queue for long.
 READ_SECONDS = 300.0
@@ -17,7 +18,7 @@ HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer"
 
 
 @click.command(short_help="Talk to a model in the terminal.")
-@option("--url", default="http://127.0.0.1:8000", help="A server that speaks OpenAI.")
+@option("--url", type=SERVER_URL, default="http://127.0.0.1:8000", help="A server that speaks OpenAI.")
 @option("--model", envvar="TANDEM_SERVED_MODEL_NAME", help="Model's name there; default: the first listed.")
 @option("--api-key", default="", show_default=False, help="Key to send, if the server wants one.")
 @option("--system", help="System message.")
@@ -27,7 +28,7 @@ def command(url: str, model: str | None, api_key: str, system: str | None, **sam
     """Talk to a model in the terminal: /reset forgets the conversation, /quit leaves, Ctrl-C stops an answer."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(10.0, read=READ_SECONDS)
-    with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout) as client:
+    with httpx.Client(base_url=url, headers=headers, timeout=timeout) as client:
         name = model or first_model(client)
         click.echo(f"{name} at {url} ({HELP})")
         chosen = {key: value for key, value in sampling.items() if value is not None}

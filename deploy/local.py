@@ -78,7 +78,7 @@ def _worker_spec(plan: LocalPlan, role: str, index: int) -> ProcessSpec:
         **plan.worker_options,
         **(plan.routing_options if role == "decode" else {}),
     }
-    return ProcessSpec(name, _python(f"{role}_svc", options), child_env(os.environ), plan.grace)
+    return ProcessSpec(name, _python(f"{role}_svc", options), _env(plan), plan.grace)
 
 
 def gateway_spec(plan: LocalPlan) -> ProcessSpec:
@@ -91,14 +91,18 @@ def gateway_spec(plan: LocalPlan) -> ProcessSpec:
         "--grpc-port": str(plan.grpc.port),
         **plan.routing_options,
     }
-    return ProcessSpec(GATEWAY, _python("gateway", options), child_env(os.environ), plan.grace)
+    return ProcessSpec(GATEWAY, _python("gateway", options), _env(plan), plan.grace)
+
+
+def _env(plan: LocalPlan) -> dict[str, str]:
+    """With the URL of Redis: it may hold a password, and arguments are there for all to see."""
+    return {**child_env(os.environ), f"{ENV_PREFIX}REDIS": plan.redis_url}
 
 
 def _common_options(plan: LocalPlan) -> dict[str, str]:
     return {
         "--model": str(plan.model),
         "--served-model-name": plan.model_name,
-        "--redis": plan.redis_url,
         "--log-level": plan.log_level,
         "--drain-seconds": str(plan.drain_seconds),
     }

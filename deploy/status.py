@@ -1,36 +1,28 @@
 """`tandem status`: the workers, the queue and the wanted ratio, as a gateway sees them."""
 
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 import httpx
-from rich.console import Console
-from rich.table import Table
 
 from common.config import option
 from common.errors import NoWorker
+from deploy.figures import short, table
+from deploy.urls import SERVER_URL
 
 TIMEOUT_SECONDS = 10.0
-TABLE_WIDTH = 120
+_BLOCKS = ("total", "free", "cached", "owned")
 
 
 @click.command(short_help="Show the workers, the queue and the P:D ratio of a gateway.")
-@option("--url", default="http://127.0.0.1:8000", help="A gateway.")
+@option("--url", type=SERVER_URL, default="http://127.0.0.1:8000", help="A gateway.")
 @option("--json", "as_json", is_flag=True, help="Print the gateway's answer as JSON.")
 def command(url: str, as_json: bool) -> None:
     """Show the workers, the queue and the P:D ratio as a gateway sees them."""
     status = fetch_status(url)
-    if as_json:
-        click.echo(json.dumps(status, indent=2))
-        return
-    # A pipe has no width of its own; a table cut to 80 columns would be of no use there.
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, soft_wrap=True)
-    console.print(workers_table(status["workers"]))
-    for name in ("queue", "ratio"):
-        console.print(figures_line(name, status[name]), highlight=False)
+    click.echo(json.dumps(status, indent=2) if as_json else status_text(status))
 
 
 def fetch_status(url: str) -> Any:
@@ -40,28 +32,43 @@ def fetch_status(url: str) -> Any:
         NoWorker: it cannot be reached, or does not answer with a status.
     """
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/tandem/status", timeout=TIMEOUT_SECONDS)
+        answer = httpx.get(f"{url}/tandem/status", timeout=TIMEOUT_SECONDS)
         answer.raise_for_status()
-        return answer.json()
+        status = answer.json()
+        if not isinstance(status, dict) or "workers" not in status:
+            raise ValueError("the answer is not that of a gateway")
+        return status
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise NoWorker(f"{url} gives no status: {error}") from error
 
 
-def workers_table(workers: list[Mapping[str, Any]]) -> Table:
-    """One row per worker."""
-    table = Table(title=None if workers else "no workers")
-    for heading in ("worker", "role", "state", "pid", "address"):
-        table.add_column(heading)
-    for heading in ("blocks", "free", "cached", "owned", "running", "waiting"):
-        table.add_column(heading, justify="right")
+def status_text(status: Mapping[str, Any]) -> str:
+    """All of it for people: a table of workers, what is wrong with any, and a line for each other part."""
+    workers = status["workers"]
+    shown = table(_rows(workers), words=5) if workers else "no workers"
+    lines = [figures_line(name, status[name]) for name in ("gateway", "queue", "ratio", "transfer") if name in status]
+    return "\n".join([shown, *_complaints(workers), "", *lines])
+
+
+def _rows(workers: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    yield ("worker", "role", "state", "pid", "address", "blocks", *_BLOCKS[1:], "running", "waiting")
     for worker in workers:
-        blocks = worker["blocks"]
-        counts = (blocks["total"], blocks["free"], blocks["cached"], blocks["owned"])
         addresses = worker["addresses"]
         named = addresses.values() if isinstance(addresses, Mapping) else addresses
-        cells = (worker["id"], worker["role"], worker["state"], worker["pid"], ", ".join(map(str, named)))
-        table.add_row(*map(str, (*cells, *counts, worker["running"], worker["waiting"])))
-    return table
+        cells = [worker["id"], worker["role"], worker["state"], worker["pid"] or "-", ", ".join(map(str, named))]
+        # Never heard of: zeros would look like figures.
+        known = worker.get("age", 0) is not None
+        figures = [*(worker["blocks"][name] for name in _BLOCKS), worker["running"], worker["waiting"]]
+        yield [str(cell) for cell in (*cells, *(figures if known else "-" * len(figures)))]
+
+
+def _complaints(workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Why workers are lost or refused, and which of them refuse each other."""
+    for worker in workers:
+        if reason := worker.get("reason"):
+            yield f"{worker['id']} is {worker['state']}: {reason}"
+        for refusal in worker.get("refused", ()):
+            yield f"{worker['id']} does not pair with {refusal}"
 
 
 def figures_line(name: str, figures: Mapping[str, Any]) -> str:
@@ -75,6 +82,6 @@ def _flat(figures: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping):
             parts += _flat(value, f"{prefix}{name}.")
         else:
-            shown = f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
+            shown = short(value) if isinstance(value, float) else "-" if value is None else str(value)
             parts.append(f"{prefix}{name} {shown}")
     return parts

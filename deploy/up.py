@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from common.config import BYTES, PORT, Address, option
+from common.config import BYTES, PORT, REDIS_URL, Address, option
 from common.model_source import model_name
 from deploy.demo_model import resolve_model
 from deploy.launch import Launcher
@@ -22,7 +22,9 @@ LOG_LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=
 @option("--host", default="127.0.0.1", help="Address on which the gateway listens, for HTTP and gRPC.")
 @option("--http-port", type=PORT, default=8000, help="Port of the OpenAI API.")
 @option("--grpc-port", type=PORT, default=8001, help="Port of the gRPC API.")
-@option("--redis", "redis_url", default="", help="Redis URL; default: an embedded Valkey for this run only.")
+@option(
+    "--redis", "redis_url", type=REDIS_URL, default="", help="Redis URL; default: an embedded Valkey for this run only."
+)
 @option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where workers compute.")
 @option("--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Type of weights and KV.")
 @option("--threads", type=click.IntRange(1), help="CPU threads of each worker; default: all cores, shared.")

@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from common.config import BYTES, HOST_PORT, PORT_OR_ZERO, Address, option, run_command
+from common.config import BYTES, HOST_PORT, PORT_OR_ZERO, REDIS_URL, Address, option, run_command
 from common.model_source import model_name, resolve_model
 from common.telemetry.logs import LogFormat, configure_logging
 from gateway.service import Gateway, GatewayConfig
@@ -13,7 +13,12 @@ from gateway.service import Gateway, GatewayConfig
 @click.command("gateway", help="Run one gateway: OpenAI over HTTP, tandem.v1.Inference over gRPC.")
 @option("--model", default="demo", help="Hugging Face folder or hub id, or `demo`: tokenizer and template are read.")
 @option("--served-model-name", default="", help="Name that clients use; default: the folder's or hub id.")
-@option("--redis", default="", help="URL of Redis or Valkey; empty: workers by address, a queue of this gateway alone.")
+@option(
+    "--redis",
+    type=REDIS_URL,
+    default="",
+    help="URL of Redis or Valkey; empty: workers by address, a queue of this gateway alone.",
+)
 @option("--http-host", default="127.0.0.1", help="Address of the HTTP API.")
 @option("--http-port", type=PORT_OR_ZERO, default=8000, help="Port of the HTTP API; 0 takes any free one.")
 @option("--host", default="127.0.0.1", help="Address of the gRPC API.")

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from common.config import BYTES, HOST_PORT, PORT_OR_ZERO, Address, option
+from common.config import BYTES, HOST_PORT, PORT_OR_ZERO, REDIS_URL, Address, option
 from common.telemetry.logs import LogFormat
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,7 +56,12 @@ _PROCESS_OPTIONS = (
     option("--host", default="127.0.0.1", help="Address to listen on."),
     option("--port", type=PORT_OR_ZERO, default=0, help="gRPC port; 0 takes any free one."),
     option("--advertise", type=HOST_PORT, help="HOST:PORT under which peers reach this worker, if not host and port."),
-    option("--redis", default="", help="URL of Redis or Valkey, to be found by gateways; empty: by address only."),
+    option(
+        "--redis",
+        type=REDIS_URL,
+        default="",
+        help="URL of Redis or Valkey, to be found by gateways; empty: by address only.",
+    ),
     option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"),
     option("--log-format", type=click.Choice(["text", "json"]), default="text"),
     option("--metrics-port", type=PORT_OR_ZERO, default=0, help="Prometheus metrics over HTTP; 0: off."),

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import sys
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,19 +11,18 @@ from typing import Any, TypeVar
 
 import click
 import httpx
-from rich.console import Console
 
 from common.config import ENV_PREFIX, option
-from common.errors import NoWorker
+from common.errors import ConfigError, NoWorker
 from deploy.bench.client import OpenAIClient
 from deploy.bench.options import ServeOptions, levels
-from deploy.bench.report import levels_table
+from deploy.bench.report import report_text
 from deploy.bench.run import Benchmark, Level
 from deploy.bench.workload import Shape
+from deploy.urls import SERVER_URL
 
 #: Between two pieces of an answer.
 READ_SECONDS = 600.0
-TABLE_WIDTH = 160
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,7 +56,7 @@ def command() -> None:
 
 
 @command.command()
-@option("--url", default="http://127.0.0.1:8000", help="The server (Tandem, vLLM, llama.cpp, ...).")
+@option("--url", type=SERVER_URL, default="http://127.0.0.1:8000", help="The server (Tandem, vLLM, llama.cpp, ...).")
 @option("--model", envvar="TANDEM_SERVED_MODEL_NAME", help="Model's name there; default: the first listed.")
 @option("--api-key", default="", show_default=False, help="Key to send, if the server wants one.")
 @bench_option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", help="API to call.")
@@ -86,15 +85,21 @@ def command() -> None:
 @bench_option(
     "--seed", type=int, help="Of prompts and arrivals; default: drawn, so that no run finds its prompts cached."
 )
-@bench_option("--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file.")
+@bench_option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write all figures to this file.",
+)
 def serve(json_path: Path | None, **values: Any) -> None:
     """Send load to a server and measure what a client sees: TTFT, ITL, TPOT, throughput, errors."""
+    if json_path and not os.access(json_path.parent, os.W_OK):
+        raise ConfigError(f"{json_path.parent} is not a folder in which one can write", field="--json")
     if values["seed"] is None:
         values["seed"] = SystemRandom().randrange(2**32)
     options = ServeOptions(**values)
     report = asyncio.run(run(options, levels(options)))
-    # A file or a pipe has no width of its own; a table cut to 80 columns would be of no use there.
-    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(levels_table(report["levels"]))
+    click.echo(report_text(report["levels"]))
     if json_path:
         json_path.write_text(json.dumps(report, indent=2, default=str) + "\n")
 
@@ -108,9 +113,7 @@ async def run(options: ServeOptions, wanted: list[Level]) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(READ_SECONDS, connect=10.0)
-    async with httpx.AsyncClient(
-        base_url=options.url.rstrip("/"), headers=headers, limits=limits, timeout=timeout
-    ) as http:
+    async with httpx.AsyncClient(base_url=options.url, headers=headers, limits=limits, timeout=timeout) as http:
         model = options.model or await first_model(http)
         benchmark = Benchmark(
             _client(options, http, model),

@@ -1,20 +1,20 @@
-"""Turns outcomes into figures: percentiles of TTFT, ITL, TPOT and end-to-end time, rates, errors; and a table.
+"""Turns outcomes into figures: percentiles of TTFT, ITL, TPOT and end-to-end time, rates, errors; and tables.
 
 TTFT: from sending to the first piece of text. ITL: between two pieces. TPOT: from first to last piece, per token after
 the first. E2E: from sending to the end. Only requests without an error count, except in `errors`.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rich.table import Table
-
 from deploy.bench.client import Outcome
+from deploy.figures import short, table
 
 MILLISECONDS = 1000.0
 PERCENTILES = (50, 95, 99)
+_TIMES = {"TTFT": "ttft_ms", "ITL": "itl_ms", "TPOT": "tpot_ms", "E2E": "e2e_ms"}
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -68,18 +68,38 @@ def _time_per_token(outcome: Outcome) -> float:
     return (outcome.piece_times[-1] - outcome.piece_times[0]) / (outcome.output_tokens - 1)
 
 
-def levels_table(levels: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per level of load. Times in milliseconds: p50 / p95 / p99."""
-    table = Table(caption="times in ms: p50 / p95 / p99")
-    for heading in ("load", "ok", "errors", "output tok/s", "TTFT", "ITL", "TPOT", "E2E", "hidden transfer"):
-        table.add_column(heading, justify="left" if heading == "load" else "right", no_wrap=True)
+def report_text(levels: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of all levels for people, at most 100 columns wide: rates, times, and errors by kind if any."""
+    errors = "\n".join(_error_lines(levels))
+    parts = (table(_rates(levels), words=1), table(_times(levels), words=2), errors)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _rates(levels: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    yield ("load", "ok", "errors", "requests/s", "output tok/s", "total tok/s", "cached tok", "hidden transfer")
     for level in levels:
-        times = (_times(level[name]) for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"))
-        counts = (str(level["completed"]), str(sum(level["errors"].values())), f"{level['output_tokens_per_s']:.1f}")
         share = level["server"].get("transfer_hidden_share")
-        table.add_row(level["load"], *counts, *times, "-" if share is None else f"{share:.0%}")
-    return table
+        yield (
+            level["load"],
+            str(level["completed"]),
+            str(sum(level["errors"].values())),
+            *(short(level[name]) for name in ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")),
+            str(level["cached_tokens"]),
+            "-" if share is None else f"{share:.0%}",
+        )
 
 
-def _times(figures: Mapping[str, float] | None) -> str:
-    return " / ".join(f"{figures[f'p{percent}']:.3g}" for percent in PERCENTILES) if figures else "-"
+def _times(levels: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    yield ("load", "times in ms", "mean", *(f"p{percent}" for percent in PERCENTILES))
+    for level in levels:
+        for number, (title, name) in enumerate(_TIMES.items()):
+            figures = level[name]
+            columns = ("mean", *(f"p{percent}" for percent in PERCENTILES))
+            cells = [short(figures[column]) if figures else "-" for column in columns]
+            yield (level["load"] if number == 0 else "", title, *cells)
+
+
+def _error_lines(levels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for level in levels:
+        for kind, count in sorted(level["errors"].items()):
+            yield f"errors at {level['load']}: {count} x {kind}"

@@ -19,7 +19,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", field="http_port") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", field="--http-port") from error
     return listener
 
 
@@ -27,5 +27,5 @@ def _resolve(host: str, port: int) -> tuple[int, int, int, str, tuple[object, ..
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", field="http_port") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", field="--http-port") from error
     return found[0]

@@ -142,7 +142,10 @@ def test_keys_share_one_hash_tag_even_for_odd_names() -> None:
     assert tags == {"a%7Bb%7Dc/%C3%A9%20d"}
 
 
-@pytest.mark.parametrize("url", ["localhost:6379", "http://x", "redis://h:port"])
+@pytest.mark.parametrize(
+    "url", ["localhost:6379", "http://x", "redis://h:port", "redis://:s3/cret@h:1", "redis://:s3cret@h?no=1"]
+)
 def test_url_that_cannot_be_read(url: str) -> None:
-    with pytest.raises(ConfigError, match="Redis URL"):
+    with pytest.raises(ConfigError, match="not a Redis URL") as refused:
         open_redis(url)
+    assert "s3" not in str(refused.value), "it may be part of a password"

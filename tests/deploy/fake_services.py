@@ -42,7 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         ready = [path.removesuffix(".ready") for path in glob.glob("*.ready")]
         workers = [{"id": name, "state": "ready", "pid": int(open(f"{name}.ready").read())} for name in ready]
-        body = json.dumps({"workers": workers, "redis": OPTIONS["--redis"]}).encode()
+        body = json.dumps({"workers": workers, "redis": os.environ["TANDEM_REDIS"]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

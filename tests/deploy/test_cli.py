@@ -34,8 +34,23 @@ WORKER = {
     "blocks": {"total": 64, "free": 60, "cached": 3, "owned": 1},
     "running": 1,
     "waiting": 2,
+    "refused": ["127.0.0.1:7001: num_layers: 2 here, 3 there"],
 }
-STATUS = {"workers": [WORKER], "queue": {"waiting": 5, "tenants": {"default": 5}}, "ratio": {"wanted": 0.25}}
+NEVER_MET = {
+    **WORKER,
+    "id": "127.0.0.1:7009",
+    "pid": 0,
+    "state": "lost",
+    "reason": "connection refused",
+    "addresses": {"grpc": "127.0.0.1:7009"},
+    "age": None,
+    "refused": [],
+}
+STATUS = {
+    "workers": [WORKER, NEVER_MET],
+    "queue": {"waiting": 5, "tenants": {"default": 5}},
+    "ratio": {"wanted": 0.25, "prefill_speed": 19423.7},
+}
 
 
 Refuse = Callable[..., str]
@@ -103,7 +118,24 @@ def test_every_option_has_a_variable_and_help(name: str) -> None:
         (("up", "--model"), "Option '--model' requires an argument"),
         (("fly",), "No such command 'fly'"),
         (("status", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 gives no status"),
-        (("chat", "--url", "nonsense"), "nonsense/ lists no model"),
+        *(
+            ((*command, "--url", url), f"'--url' (env var: 'TANDEM_URL'): {url!r}")
+            for command in (("status",), ("chat",), ("bench", "serve"))
+            for url in ("nonsense", "ftp://host", "http://", "http://[::1", "http://host:99999", "http://host:x")
+        ),
+        *(
+            ((*command, "--redis", url), "'--redis' (env var: 'TANDEM_REDIS'): ")
+            for command in (("up",), ("gateway",), ("prefill",), ("decode",))
+            for url in ("nonsense", "http://host", "redis:/host", "redis://", "unix://", "redis://host:0")
+        ),
+        (("bench", "serve", "--json", "/no/such/folder/out.json"), "--json: /no/such/folder is not a folder"),
+        (("gateway", "--http-port", "65536"), "'--http-port' (env var: 'TANDEM_HTTP_PORT'): 65536 is not in the range"),
+        (("gateway", "--decode", "host"), "'--decode' (env var: 'TANDEM_DECODE'): 'host' is not HOST:PORT"),
+        (("decode", "--port", "x"), "'--port' (env var: 'TANDEM_PORT'): 'x' is not"),
+        *(
+            ((name, "--model", "/no/such/folder"), "--model: no such model folder")
+            for name in ("gateway", "prefill", "decode")
+        ),
         (("bench", "serve", "--concurrency", "1,x"), "'1,x' is not a list of numbers such as 1,4,16"),
         (("bench", "serve", "--endpoint", "chat"), "--endpoint: the chat API takes no token ids"),
         (("bench", "serve", "--trace", "/no/file.csv"), "--trace: /no/file.csv: No such file or directory"),
@@ -114,6 +146,15 @@ def test_what_is_wrong_is_said_in_one_line(refuse: Refuse, arguments: tuple[str,
     assert said.startswith("tandem: error: ")
     assert message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["up", "gateway", "prefill", "decode"])
+@pytest.mark.parametrize("url", ["redis://:s3/cret@host:6379", "rediss://me:s3cret@host:x", "s3cret@host"])
+def test_a_refused_redis_url_is_not_repeated(refuse: Refuse, command: str, url: str) -> None:
+    """It may hold a password."""
+    said = refuse(command, "--redis", url)
+    assert "Redis URL" in said
+    assert "s3" not in said
 
 
 def test_the_script_says_it_too() -> None:
@@ -180,13 +221,22 @@ def test_status_as_json_is_the_gateways_answer(gateway: str) -> None:
 
 def test_status_as_a_table(gateway: str) -> None:
     shown = CliRunner().invoke(status, ["--url", gateway + "/"], catch_exceptions=False, env={"COLUMNS": "160"}).stdout
-    row = next(line for line in shown.splitlines() if "decode-0" in line)
-    assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
-        *("decode-0", "decode", "ready", "42", "127.0.0.1:7000"),
-        *("64", "60", "3", "1", "1", "2"),
-    ]
+    row = next(line for line in shown.splitlines() if line.startswith("decode-0 "))
+    assert row.split() == ["decode-0", "decode", "ready", "42", "127.0.0.1:7000", *("64", "60", "3", "1", "1", "2")]
+    assert "decode-0 does not pair with 127.0.0.1:7001: num_layers: 2 here, 3 there" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("127.0.0.1:7009 "))
+    assert row.split()[2:] == ["lost", "-", "127.0.0.1:7009", *"------"]
+    assert "127.0.0.1:7009 is lost: connection refused" in shown
     assert "queue: waiting 5, tenants.default 5" in shown
-    assert "ratio: wanted 0.25" in shown
+    assert "ratio: wanted 0.250, prefill_speed 19424" in shown
+
+
+def test_a_status_is_cut_nowhere_however_narrow_the_terminal(gateway: str) -> None:
+    narrow, wide = (
+        CliRunner().invoke(status, ["--url", gateway], catch_exceptions=False, env={"COLUMNS": columns}).stdout
+        for columns in ("40", "200")
+    )
+    assert narrow == wide
 
 
 def test_chat_keeps_the_conversation_until_reset(gateway: str) -> None:

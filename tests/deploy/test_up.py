@@ -94,6 +94,22 @@ def test_starts_all_says_ready_and_stops_in_order(folder: Path, start: Start) ->
     assert not Path(url.removeprefix("unix://")).parent.exists()
 
 
+def test_no_command_line_shows_the_password_of_redis(
+    folder: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = ports()
+    url = "redis://:s3cret@127.0.0.1:1"
+    monkeypatch.setenv("TANDEM_REDIS", url)
+    up = start(*chosen)
+    until(up.stdout, "^ready")
+    assert status(chosen[1])["redis"] == url
+    pids = [int((folder / f"{name}.ready").read_text()) for name in ("prefill-0", "decode-0")]
+    pids += [up.pid, int(events_of(folder, "start gateway")[0].split()[-1])]
+    for pid in pids:
+        assert b"s3cret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"s3cret" in Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def test_a_killed_worker_comes_back_under_its_name_and_port(folder: Path, start: Start) -> None:
     chosen = ports()
     up = start(*chosen)

@@ -36,8 +36,15 @@ class Edge:
     url: str
     metrics: EdgeMetrics
     readiness: tuple[bool, str] = (True, "")
+    server: uvicorn.Server | None = None
     host: str = "127.0.0.1"
     port: int = field(default=0)
+
+    @property
+    def writing_blocked(self) -> bool:
+        """Some connection's buffers are full: whoever writes to it waits until the client reads."""
+        assert self.server is not None, "not started"
+        return any(connection.flow.write_paused for connection in self.server.server_state.connections)
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -62,7 +69,7 @@ async def running_http(
     if tracer is not None:
         services = HttpServices(model, dispatcher, edge.metrics, services.ready, services.options, tracer)
     config = uvicorn.Config(create_app(services), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = edge.server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         while not server.started:

@@ -189,21 +189,28 @@ async def slow_reader(edge: Edge) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return reader, writer
 
 
-async def settled(dispatcher: FakeDispatcher) -> int:
-    """Deltas taken from the generation once nothing moves any more."""
-    await eventually(lambda: dispatcher.generations and dispatcher.generations[0].yielded)
-    before = -1
-    while before != dispatcher.generations[0].yielded:
-        before = dispatcher.generations[0].yielded
-        await asyncio.sleep(0.2)
-    return before
+async def taken_while_blocked(edge: Edge, dispatcher: FakeDispatcher) -> int:
+    """Deltas taken from the generation when the socket is full; fails if more are taken although it stays so."""
+    await eventually(lambda: edge.writing_blocked)
+    await turns(100)
+    taken = dispatcher.generations[0].yielded
+    await turns(1000)
+    assert edge.writing_blocked
+    assert dispatcher.generations[0].yielded == taken
+    return taken
+
+
+async def turns(count: int) -> None:
+    """Let everything that can go on go on, so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def test_slow_reader_stops_the_pump_and_still_gets_everything(model: ServingModel) -> None:
     dispatcher = FakeDispatcher(flood)
     async with serving(model, dispatcher, send_buffer=4096) as (edge, client):
         reader, writer = await slow_reader(edge)
-        assert await settled(dispatcher) < 4001
+        assert await taken_while_blocked(edge, dispatcher) < 4001
         models = await client.get("/v1/models")
         assert models.status_code == 200
         received = bytearray()

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from common.errors import DeadlineExceeded, NoWorker, Overloaded, RateLimited, TandemError
 from common.pb.tandem.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from gateway.accounting import EdgeMetrics
-from gateway.generation import GenerationRequest
+from gateway.generation import GenerationRequest, TokenDelta
 from gateway.serving import ServingModel
 from tests.gateway.edges import running_grpc, tiny_model
 from tests.gateway.fakes import FakeDispatcher, Script, answers, deltas
@@ -240,7 +240,9 @@ async def test_leaving_while_queued_cancels_the_submission(served: Served, dispa
 
 async def test_leaving_while_the_client_does_not_read(model: ServingModel, dispatcher: FakeDispatcher) -> None:
     """The handler is then suspended in writing, not in waiting for tokens."""
-    dispatcher.script_for = lambda request: [*deltas([70] * 100_000, finish=None), asyncio.Event()]
+    # The second message is larger than what HTTP/2 lets through unread, so that writing it cannot end.
+    large = [TokenDelta(0, 0, (70,)), TokenDelta(0, 1, (70,) * 100_000), TokenDelta(0, 100_001, (70,))]
+    dispatcher.script_for = lambda request: [*large, asyncio.Event()]
     small_window = [("grpc.http2.bdp_probe", 0)]
     async with (
         running_grpc(model, dispatcher) as (address, _),
@@ -248,13 +250,13 @@ async def test_leaving_while_the_client_does_not_read(model: ServingModel, dispa
     ):
         call = inference_pb2_grpc.InferenceStub(channel).Generate(generate())
         await call.read()
-        before = -1
-        while before != dispatcher.generations[0].yielded:
-            before = dispatcher.generations[0].yielded
-            await asyncio.sleep(0.2)
-        assert before < 100_000
+        (generation,) = dispatcher.generations
+        async with asyncio.timeout(10):
+            while generation.yielded < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         call.cancel()
-        await asyncio.wait_for(dispatcher.generations[0].closed.wait(), 10)
+        await asyncio.wait_for(generation.closed.wait(), 10)
+        assert generation.yielded == 2, "the handler was not in the middle of its second message"
 
 
 async def test_server_span_continues_the_callers_trace(model: ServingModel, dispatcher: FakeDispatcher) -> None:
