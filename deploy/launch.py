@@ -5,6 +5,8 @@ URLs printed -> (restarts as needed) -> SIGINT or SIGTERM -> gateway drained -> 
 """
 
 import asyncio
+import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -153,13 +155,19 @@ def print_line(name: str, line: str) -> None:
     print(f"[{name}] {line}", file=sys.stderr, flush=True)
 
 
+def _tandem_command() -> str:
+    """How to call `tandem` from the user's shell, which may not have the virtual environment on its path."""
+    return "tandem" if shutil.which("tandem") else os.path.relpath(sys.argv[0])
+
+
 def ready_text(plan: LocalPlan) -> str:
     """What to do with a system that is ready."""
-    body = f'{{"model": "{plan.model_name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    message = '"messages": [{"role": "user", "content": "Hello!"}]'
+    body = f'{{"model": "{plan.model_name}", "stream": true, "max_tokens": 100, "temperature": 0.2, {message}}}'
     return f"""ready
   OpenAI API  {plan.http_url}/v1   (metrics: {plan.http_url}/metrics)
   gRPC        {plan.grpc_target}
 Try:
   curl -N {plan.http_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
-  tandem chat --url {plan.http_url}
+  {_tandem_command()} chat --url {plan.http_url}
 Ctrl-C stops everything."""

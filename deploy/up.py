@@ -5,6 +5,7 @@ import asyncio
 import click
 
 from common.config import BYTES, PORT, REDIS_URL, Address, option
+from common.errors import ConfigError
 from common.model_source import model_name
 from deploy.demo_model import resolve_model
 from deploy.launch import Launcher
@@ -57,6 +58,8 @@ def command(
     options of the services are taken from their TANDEM_ variables (see `tandem prefill --help` and the others).
     """
     http, grpc = Address(host, http_port), Address(host, grpc_port)
+    if http_port == grpc_port:
+        raise ConfigError(f"{http_port} is --http-port already", field="--grpc-port")
     require_free(http, "--http-port")
     require_free(grpc, "--grpc-port")
     folder = resolve_model(model, lambda line: click.echo(f"model: {line}"))

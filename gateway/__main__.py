@@ -37,8 +37,8 @@ from gateway.service import Gateway, GatewayConfig
 @option(
     "--worker-wait",
     type=click.FloatRange(0),
-    default=5.0,
-    help="Seconds to wait for a decode worker when the last one was lost.",
+    default=15.0,
+    help="Seconds that running requests wait for a decode worker when the last one was lost: time for a restart.",
 )
 @option("--max-attempts", type=click.IntRange(1), default=3, help="Decode workers on which one request may fail.")
 @option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")

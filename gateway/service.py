@@ -73,7 +73,7 @@ class GatewayConfig:
     #: Prompts with up to so many uncached tokens are prefilled on the decode worker.
     local_prefill_tokens: int = 32
     #: Seconds to wait for a decode worker when the last one was lost.
-    worker_wait: float = 5.0
+    worker_wait: float = 15.0
     #: Workers on which one request may fail.
     max_attempts: int = 3
     #: Longest wait for running requests on SIGTERM, in seconds.

@@ -14,8 +14,10 @@ from common.rpc.status import ErrorInterceptor
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Accept the keepalive pings of our own channels, which come also on quiet connections.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # Accept the keepalive pings of our own channels, which come also on quiet connections: a server that counts them
+    # as abuse closes the connection, and with it everything that runs on it.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),

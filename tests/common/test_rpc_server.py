@@ -1,17 +1,19 @@
 """The server and channel factories."""
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from common.errors import ConfigError
 from common.pb.tandem.v1 import worker_pb2, worker_pb2_grpc
-from common.rpc.channel import MAX_MESSAGE_BYTES, open_blocking_channel, open_channel
-from common.rpc.server import RpcServer
+from common.rpc.channel import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, open_blocking_channel, open_channel
+from common.rpc.server import SERVER_OPTIONS, RpcServer
 from tests.factories.rpc import make_manifest, serving
 
 
@@ -21,6 +23,12 @@ class Naming(worker_pb2_grpc.WorkerServicer):
 
     async def GetManifest(self, request: object, context: object) -> worker_pb2.Manifest:
         return make_manifest(model=self._model)
+
+
+@pytest.mark.parametrize("key", [key for key, _ in (*CHANNEL_OPTIONS, *SERVER_OPTIONS)])
+def test_grpc_knows_the_option(key: str) -> None:
+    """It ignores unknown ones in silence, and keepalive then closes connections instead of keeping them."""
+    assert key.encode() + b"\0" in Path(cygrpc.__file__).read_bytes()
 
 
 async def test_health_says_serving_only_when_told() -> None:

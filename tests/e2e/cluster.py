@@ -145,7 +145,7 @@ class Cluster:
 
     def add_gateway(self, name: str = "gateway", **options: str) -> Member:
         own = {f"--{key.replace('_', '-')}": value for key, value in options.items()}
-        ports = {"--http-port": str(free_port()), "--grpc-port": str(free_port())}
+        ports = {"--http-port": str(free_port()), "--grpc-port": str(free_port()), "--worker-wait": "5"}
         return self._add(name, "gateway", {**ports, **self.gateway_options, **own})
 
     def _add(self, name: str, module: str, options: Mapping[str, str]) -> Member:
