@@ -15,8 +15,9 @@ GATEWAY = "gateway"
 #: Beyond a service's own drain time: what it takes to leave the registry, close connections and exit.
 GRACE_SECONDS = 5.0
 
-# Idle compute threads must sleep: on one machine prefill and decode take turns on the same cores.
-_THREAD_ENV = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+# Idle compute threads must soon sleep: on one machine prefill and decode take turns on the same cores. A short spin
+# bridges the gap between two kernels of a step; with the default, two workers on two cores all but stop each other.
+_THREAD_ENV = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
 
 
 @dataclass(frozen=True, slots=True)
