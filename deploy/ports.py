@@ -1,18 +1,29 @@
 """TCP ports of this machine: free ones for workers, and a clear word when a wanted one is taken."""
 
 import errno
+import random
 import socket
 
 from common.config import Address
 from common.errors import ConfigError
 
 
+#: Below the ports that systems give to outgoing connections, one of which could take a worker's while it restarts.
+_PORTS = range(15_000, 32_000)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that was free a moment ago; nobody keeps it reserved."""
-    with socket.socket(_family(host)) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket(_family(host)) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return port
 
 
 def require_free(address: Address, option: str) -> None:
