@@ -7,7 +7,6 @@ import socket
 from common.config import Address
 from common.errors import ConfigError
 
-
 #: Below the ports that systems give to outgoing connections, one of which could take a worker's while it restarts.
 _PORTS = range(15_000, 32_000)
 
