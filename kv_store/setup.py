@@ -14,6 +14,8 @@ from kv_store.transport.base import Transport
 
 #: Messages that may be gathered or under way at once on the sending side.
 SEND_BUFFERS = 16
+#: Slots follow each other in one region, and each must start where numbers of any size may.
+SLOT_ALIGNMENT = 8
 
 
 def create_transfer(
@@ -29,6 +31,10 @@ def create_transfer(
 
     Raises ConfigError for sizes that cannot work.
     """
+    if options.slot_bytes <= 0 or options.slot_bytes % SLOT_ALIGNMENT:
+        raise ConfigError(
+            f"{options.slot_bytes} bytes are no positive multiple of {SLOT_ALIGNMENT}", field="--slot-bytes"
+        )
     slots = options.staging_memory // options.slot_bytes
     if slots < 2:
         raise ConfigError(
