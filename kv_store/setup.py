@@ -7,6 +7,7 @@ from torch import Tensor
 from common.errors import ConfigError
 from common.pb.tandem.v1.worker_pb2 import WorkerStatus
 from common.service.options import EngineOptions
+from kv_store.layout import KVShape
 from kv_store.transfer.counters import TransferCounters
 from kv_store.transfer.events import TransferEvent
 from kv_store.transfer.worker import KVTransfer
@@ -35,6 +36,9 @@ def create_transfer(
         raise ConfigError(
             f"{options.slot_bytes} bytes are no positive multiple of {SLOT_ALIGNMENT}", field="--slot-bytes"
         )
+    token_bytes = KVShape.of(pages).token_layer_bytes
+    if options.slot_bytes < token_bytes:
+        raise ConfigError(f"one token's KV of one layer takes {token_bytes} bytes", field="--slot-bytes")
     slots = options.staging_memory // options.slot_bytes
     if slots < 2:
         raise ConfigError(
