@@ -34,6 +34,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         ("max_tokens", params.max_tokens >= 1),
         ("min_tokens", params.min_tokens <= params.max_tokens),
         ("logprobs", params.logprobs is None or params.logprobs <= min(MAX_LOGPROBS, vocab_size)),
+        ("prompt_logprobs", params.prompt_logprobs is None or params.prompt_logprobs <= min(MAX_LOGPROBS, vocab_size)),
         ("logit_bias", all(token < vocab_size for token in params.logit_bias)),
         ("logit_bias", all(abs(bias) <= MAX_ADJUSTMENT for bias in params.logit_bias.values())),
         ("stop_token_ids", all(token < vocab_size for token in params.stop_token_ids)),

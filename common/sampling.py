@@ -14,6 +14,25 @@ class FinishReason(Enum):
     LENGTH = "length"
 
 
+class GrammarKind(Enum):
+    """The language in which a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    #: Extended Backus-Naur form as xgrammar (and llama.cpp) read it; the root rule is `root`.
+    EBNF = "ebnf"
+    #: xgrammar's JSON for "free text in which such a tag is followed by such a grammar": tool calls.
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What the output must match from its first token to its last. `source` is text of that kind."""
+
+    kind: GrammarKind
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of a request are drawn; the fields of `generation.proto`, all resolved.
@@ -43,6 +62,10 @@ class SamplingParams:
     #: Over prompt and output; 1 is off.
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    #: None: any text.
+    grammar: GrammarSpec | None = None
+    #: None: none; n: each prompt token's (but the first one's) and the n best in its place.
+    prompt_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:

@@ -7,6 +7,7 @@ import click
 from common.config import BYTES, HOST_PORT, PORT_OR_ZERO, REDIS_URL, Address, option, run_command
 from common.model_source import model_name, resolve_model
 from common.telemetry.logs import LogFormat, configure_logging
+from gateway.router import PrefillPolicy
 from gateway.service import Gateway, GatewayConfig
 
 
@@ -35,6 +36,12 @@ from gateway.service import Gateway, GatewayConfig
     help="Prompts with up to so many uncached tokens are prefilled on the decode worker.",
 )
 @option(
+    "--prefill-policy",
+    type=click.Choice([policy.value for policy in PrefillPolicy]),
+    default=PrefillPolicy.COST.value,
+    help="Longer prompts: where it is estimated to be faster, always on prefill workers, or always on decode workers.",
+)
+@option(
     "--worker-wait",
     type=click.FloatRange(0),
     default=15.0,
@@ -58,6 +65,7 @@ def command(
     cors_origin: tuple[str, ...],
     max_body: int,
     local_prefill_tokens: int,
+    prefill_policy: str,
     worker_wait: float,
     max_attempts: int,
     log_level: str,
@@ -79,6 +87,7 @@ def command(
         cors_origins=cors_origin,
         max_body_bytes=max_body,
         local_prefill_tokens=local_prefill_tokens,
+        prefill_policy=PrefillPolicy(prefill_policy),
         worker_wait=worker_wait,
         max_attempts=max_attempts,
         drain_seconds=drain_seconds,

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from common.sampling import FinishReason
+from common.sampling import FinishReason, TokenLogprobs
 from common.text.tokenizer import Tokenizer
 from gateway.accounting import RequestRecord
 from gateway.completion import ChoiceDelta, TextStream, Usage
@@ -73,6 +73,7 @@ class EmptyGeneration:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._num_choices = request.num_choices
+        self.prompt_logprobs: Sequence[TokenLogprobs] = ()
         self.stats: GenerationStats | None = None
 
     async def __aiter__(self) -> AsyncGenerator[TokenDelta, None]:

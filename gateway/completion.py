@@ -9,7 +9,7 @@ Rules that every edge shares:
 - stop strings are looked for from the output token on that follows the first `min_tokens`.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from common.sampling import FinishReason, TokenLogprobs
@@ -28,6 +28,8 @@ class TextOptions:
     min_tokens: int = 0
     include_stop: bool = False
     skip_special_tokens: bool = True
+    #: Special tokens whose text is kept all the same: the marks of a tool call or of reasoning, for their parser.
+    kept_special_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class ChoiceText:
     def __init__(self, choice: int, tokenizer: Tokenizer, options: TextOptions) -> None:
         self._choice = choice
         self._options = options
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens)
+        skipped = tokenizer.special_ids - options.kept_special_ids if options.skip_special_tokens else frozenset[int]()
+        self._detokenizer = Detokenizer(tokenizer, skipped_ids=skipped)
         self._stops = StopChecker(options.stop, include_stop=options.include_stop)
         #: Tokens not yet shown, each with the number of characters decoded after it.
         self._pending: list[tuple[TextToken, int]] = []
@@ -178,6 +181,11 @@ class TextStream:
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
             cached_tokens=0 if stats is None else stats.cached_tokens,
         )
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        """If asked for, those of the prompt's tokens from the second on; complete when the first delta comes."""
+        return self._generation.prompt_logprobs
 
     @property
     def stats(self) -> GenerationStats | None:

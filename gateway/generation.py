@@ -1,6 +1,6 @@
 """What the API edges (HTTP, gRPC) ask of the dispatcher, and what they get back: token ids, no text."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -25,6 +25,8 @@ class GenerationRequest:
     num_choices: int = 1
     tenant: str = "default"
     request_class: RequestClass = RequestClass.INTERACTIVE
+    #: Lower is earlier, among the waiting requests of the same tenant and class.
+    priority: int = 0
     cache_salt: str = ""
     #: Seconds the whole request may take; None: no limit.
     timeout: float | None = None
@@ -74,6 +76,11 @@ class Generation(Protocol):
 
     async def aclose(self) -> None:
         """Cancel whatever still runs and free it everywhere. Idempotent; must be called on every path."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        """If asked for: those of the prompt's tokens from the second on. Complete when the first delta comes."""
         ...
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from common.sampling import GrammarSpec
 from gateway.generation import RequestClass
 
 
@@ -34,5 +35,11 @@ class GenerationOptions:
     #: None: no salt; an empty one is refused.
     cache_salt: str | None = None
     request_class: RequestClass = RequestClass.INTERACTIVE
+    #: Lower is earlier, among the waiting requests of the same tenant and class.
+    priority: int | None = None
+    #: What the output must match; already checked (`gateway.structured`).
+    grammar: GrammarSpec | None = None
+    #: None: none; n: each prompt token's and the n most likely ones'.
+    prompt_logprobs: int | None = None
     #: Seconds that the whole request may take.
     timeout: float | None = None

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common.text.chat_prompt import encode_chat
-from gateway.conversation import Turn, template_messages
+from gateway.chat.conversation import template_messages
+from gateway.chat.request import Turn
 from gateway.generation import ServingLimits
 from gateway.serving import ServingModel
 

@@ -10,6 +10,7 @@ empty (or shorter) list of prefill workers, because a decode worker whose list i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from common.pb.tandem.v1 import decode_pb2 as pb
 
@@ -26,6 +27,17 @@ LOCAL_ADVANTAGE = 0.8
 EXPECTED_OUTPUT = 256
 #: Seconds that a request waits at worst where no block is free.
 SHORTAGE_SECONDS = 10.0
+
+
+class PrefillPolicy(Enum):
+    """Which side computes prompts."""
+
+    #: Whichever is estimated to be faster.
+    COST = "cost"
+    #: A prefill worker, whenever one is alive and paired.
+    REMOTE = "remote"
+    #: The decode worker itself: serving without disaggregation.
+    LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +92,17 @@ class Route:
 class Router:
     """The cost model with its constants."""
 
-    def __init__(self, *, local_prefill_tokens: int, bandwidth: float = 1e9) -> None:
+    def __init__(
+        self, *, local_prefill_tokens: int, policy: PrefillPolicy = PrefillPolicy.COST, bandwidth: float = 1e9
+    ) -> None:
         """
         Args:
             local_prefill_tokens: prompts with at most so many uncached tokens are always prefilled locally.
+            policy: whether estimates decide between local and remote prefill, or one of them is always taken.
             bandwidth: bytes per second between two workers.
         """
         self._local_prefill_tokens = local_prefill_tokens
+        self._policy = policy
         self._bandwidth = bandwidth
 
     def rank(self, query: RouteQuery, decode: Sequence[WorkerLoad], prefill: Sequence[WorkerLoad]) -> tuple[Route, ...]:
@@ -104,9 +120,7 @@ class Router:
             key=lambda entry: (entry[0], entry[1].worker_id),
         )
         uncached = _uncached(query, decode)
-        if uncached <= self._local_prefill_tokens:
-            remote = []
-        worthwhile = [(seconds, worker) for seconds, worker in remote if local > LOCAL_ADVANTAGE * seconds]
+        worthwhile = [(seconds, worker) for seconds, worker in remote if self._goes_out(uncached, seconds, local)]
         best = worthwhile[0][0] if worthwhile else local
         if worthwhile:
             uncached = _uncached(query, worthwhile[0][1])
@@ -117,6 +131,12 @@ class Router:
             best + _decode_seconds(query, decode),
             uncached,
         )
+
+    def _goes_out(self, uncached: int, remote: float, local: float) -> bool:
+        """Whether a prefill worker is asked that takes `remote` seconds where the decode worker takes `local`."""
+        if self._policy is PrefillPolicy.LOCAL or uncached <= self._local_prefill_tokens:
+            return False
+        return self._policy is PrefillPolicy.REMOTE or local > LOCAL_ADVANTAGE * remote
 
     def _remote_seconds(self, query: RouteQuery, decode: WorkerLoad, prefill: WorkerLoad, fallback: float) -> float:
         speed = prefill.prefill_speed or fallback

@@ -36,7 +36,7 @@ from gateway.planner.traffic import TrafficWindow
 from gateway.prefixes import PrefixIndex
 from gateway.process import HttpServer, shutdown_signals, wait_for
 from gateway.queue.admission import GatewayQueue
-from gateway.router import Router
+from gateway.router import PrefillPolicy, Router
 from gateway.rpc import InferenceServicer
 from gateway.serving import ServingModel
 from gateway.status import GatewayStatus, StatusCollector, status_router
@@ -72,6 +72,7 @@ class GatewayConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     #: Prompts with up to so many uncached tokens are prefilled on the decode worker.
     local_prefill_tokens: int = 32
+    prefill_policy: PrefillPolicy = PrefillPolicy.COST
     #: Seconds to wait for a decode worker when the last one was lost.
     worker_wait: float = 15.0
     #: Workers on which one request may fail.
@@ -126,7 +127,7 @@ class Gateway:
         prefixes, loads = PrefixIndex(), Loads()
         self.cluster.add_gone_listener(prefixes.drop)
         self.cluster.add_gone_listener(loads.forget)
-        router = Router(local_prefill_tokens=self.config.local_prefill_tokens)
+        router = Router(local_prefill_tokens=self.config.local_prefill_tokens, policy=self.config.prefill_policy)
         placement = Placement(
             self.cluster, self._connections, router, prefixes, loads, tracer, patience=self.config.worker_wait
         )

@@ -30,6 +30,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(2**63), 2**63 - 1),
     "n": (1, 128),
     "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+    "priority": (-(2**31), 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
     "timeout": (0.001, 86_400.0),
 }
@@ -81,6 +83,7 @@ def prepare(
         params=params,
         num_choices=options.n or 1,
         request_class=options.request_class,
+        priority=options.priority or 0,
         cache_salt=options.cache_salt or "",
         timeout=options.timeout,
     )
@@ -162,6 +165,8 @@ def _sampling(
         frequency_penalty=float(options.frequency_penalty or 0),
         repetition_penalty=float(_first(options.repetition_penalty, defaults.repetition_penalty)),
         logit_bias=dict(options.logit_bias),
+        grammar=options.grammar,
+        prompt_logprobs=options.prompt_logprobs,
     )
 
 

@@ -1,7 +1,16 @@
 """Between protobuf messages and the values that the rest of the code works with."""
 
+from common.errors import InvalidRequest
 from common.pb.tandem.v1 import generation_pb2 as pb
-from common.sampling import Candidate, FinishReason, SampledToken, SamplingParams, TokenLogprobs
+from common.sampling import (
+    Candidate,
+    FinishReason,
+    GrammarKind,
+    GrammarSpec,
+    SampledToken,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 _FINISH_TO_PROTO = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -9,6 +18,13 @@ _FINISH_TO_PROTO = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
 _FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
+_KIND_TO_PROTO = {
+    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.EBNF: pb.GRAMMAR_KIND_EBNF,
+    GrammarKind.STRUCTURAL_TAG: pb.GRAMMAR_KIND_STRUCTURAL_TAG,
+}
+_KIND_FROM_PROTO = {value: key for key, value in _KIND_TO_PROTO.items()}
 
 
 def finish_to_proto(reason: FinishReason | None) -> pb.FinishReason:
@@ -35,10 +51,13 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
         logit_bias=params.logit_bias,
+        grammar=None if params.grammar is None else _grammar_to_proto(params.grammar),
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    """Raises InvalidRequest for a grammar of a kind that this version does not know."""
     return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,
@@ -54,7 +73,20 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         frequency_penalty=message.frequency_penalty,
         repetition_penalty=message.repetition_penalty,
         logit_bias=dict(message.logit_bias),
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
+
+
+def _grammar_to_proto(grammar: GrammarSpec) -> pb.Grammar:
+    return pb.Grammar(kind=_KIND_TO_PROTO[grammar.kind], source=grammar.source)
+
+
+def _grammar_from_proto(message: pb.Grammar) -> GrammarSpec:
+    kind = _KIND_FROM_PROTO.get(message.kind)
+    if kind is None:
+        raise InvalidRequest(f"a grammar of unknown kind {message.kind}", field="grammar")
+    return GrammarSpec(kind, message.source)
 
 
 def logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:

@@ -5,16 +5,18 @@ a leading space is kept, and the work per token does not grow with the text.
 """
 
 import codecs
+from collections.abc import Set
 
 from common.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Joined results of `push` and the final `flush` equal `Tokenizer.decode` of all tokens."""
+    """Joined results of `push` and the final `flush` equal `Tokenizer.decode` of all tokens that are not skipped."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skipped_ids: Set[int] = frozenset()) -> None:
+        """`skipped_ids`: tokens that add no text (usually `tokenizer.special_ids`)."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = skipped_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:

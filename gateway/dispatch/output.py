@@ -51,6 +51,7 @@ class Output:
         self._over = False
         self._error: TandemError | None = None
         self._stats: GenerationStats | None = None
+        self._prompt_logprobs: list[TokenLogprobs] = []
 
     # --- for the reader (gateway.generation.Generation) ----------------------------------------------
 
@@ -83,6 +84,10 @@ class Output:
             self._over = True
             self._news.set()
             self._on_close()
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        return self._prompt_logprobs
 
     @property
     def stats(self) -> GenerationStats | None:

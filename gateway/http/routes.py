@@ -6,7 +6,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.http.body import BodyT, read_body
-from gateway.http.requests import Call, chat_call, completion_call
+from gateway.http.call import Call
+from gateway.http.chat_request import chat_call
+from gateway.http.completion_request import completion_call
 from gateway.http.respond import GenerationResponse
 from gateway.http.schemas import ChatCompletionBody, CompletionBody
 from gateway.http.services import HttpServices

@@ -6,8 +6,8 @@ from common.errors import InvalidRequest
 from common.pb.tandem.v1 import generation_pb2, inference_pb2
 from common.sampling import Candidate, FinishReason
 from common.text.tokenizer import Tokenizer
+from gateway.chat.request import Turn
 from gateway.completion import ChoiceDelta, TextToken, Usage
-from gateway.conversation import Turn
 from gateway.generation import GenerationStats, RequestClass
 from gateway.options import GenerationOptions
 
@@ -56,8 +56,11 @@ def _request_class(name: str) -> RequestClass:
 
 
 def turns_from_proto(messages: Sequence[inference_pb2.ChatMessage]) -> list[Turn]:
-    """proto3 strings are never absent: an empty name is no name, empty content is empty."""
-    return [Turn(message.role, message.content, message.name or None) for message in messages]
+    """An empty name is no name; content may be absent, which is not the same as empty."""
+    return [
+        Turn(message.role, message.content if message.HasField("content") else None, message.name or None)
+        for message in messages
+    ]
 
 
 def delta_to_proto(tokenizer: Tokenizer, delta: ChoiceDelta) -> inference_pb2.TextDelta:

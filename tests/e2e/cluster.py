@@ -145,8 +145,14 @@ class Cluster:
 
     def add_gateway(self, name: str = "gateway", **options: str) -> Member:
         own = {f"--{key.replace('_', '-')}": value for key, value in options.items()}
-        ports = {"--http-port": str(free_port()), "--grpc-port": str(free_port()), "--worker-wait": "5"}
-        return self._add(name, "gateway", {**ports, **self.gateway_options, **own})
+        fixed = {
+            "--http-port": str(free_port()),
+            "--grpc-port": str(free_port()),
+            "--worker-wait": "5",
+            # Estimates depend on how busy the machine is, and tests must not.
+            "--prefill-policy": "remote",
+        }
+        return self._add(name, "gateway", {**fixed, **self.gateway_options, **own})
 
     def _add(self, name: str, module: str, options: Mapping[str, str]) -> Member:
         shared = {"--model": str(self.model), "--served-model-name": "test-model", "--redis": valkey_url(self.scratch)}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.router import RouteQuery, Router, WorkerLoad
+from gateway.router import PrefillPolicy, RouteQuery, Router, WorkerLoad
 
 
 def decode(worker_id: str = "d0", **fields: object) -> WorkerLoad:
@@ -63,6 +63,23 @@ def test_prefill_candidates(
     (route,) = ROUTER.rank(query, [d0], prefills)
     assert [candidate.worker_id for candidate in route.candidates] == wanted, name
     assert [candidate.address for candidate in route.candidates] == [f"{worker}:1" for worker in wanted]
+
+
+@pytest.mark.parametrize(
+    ("policy", "prefills", "d0", "wanted"),
+    [
+        (PrefillPolicy.REMOTE, [prefill(queued_tokens=20_000)], decode(), ["p0"]),
+        (PrefillPolicy.REMOTE, [], decode(), []),
+        (PrefillPolicy.REMOTE, [prefill()], decode(overlap=968), []),
+        (PrefillPolicy.REMOTE, [prefill()], decode(refused=frozenset({"p0"})), []),
+        (PrefillPolicy.LOCAL, [prefill()], BUSY, []),
+    ],
+)
+def test_a_policy_overrules_estimates(
+    policy: PrefillPolicy, prefills: list[WorkerLoad], d0: WorkerLoad, wanted: list[str]
+) -> None:
+    (route,) = Router(local_prefill_tokens=32, policy=policy).rank(QUERY, [d0], prefills)
+    assert [candidate.worker_id for candidate in route.candidates] == wanted
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    detokenizer = Detokenizer(tokenizer, skipped_ids=tokenizer.special_ids if skip else frozenset())
     return [*(detokenizer.push(id_) for id_ in ids), detokenizer.flush()]
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/v1/generation.proto\x12\ttandem.v1\"\x99\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\r \x01(\x01\x12<\n\nlogit_bias\x18\x0e \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\".\n\tCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"X\n\rTokenLogprobs\x12$\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x14.tandem.v1.Candidate\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.tandem.v1.Candidate\"\x8d\x03\n\x0cRequestStats\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x64\x65\x63ode_cached_tokens\x18\x03 \x01(\r\x12\x1d\n\x15prefill_cached_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\r\x12\x16\n\x0etransfer_bytes\x18\x06 \x01(\x04\x12\x19\n\x11transfer_messages\x18\x07 \x01(\r\x12 \n\x18transfer_exposed_seconds\x18\x08 \x01(\x01\x12\x18\n\x10transfer_seconds\x18\t \x01(\x01\x12\x14\n\x0cwait_seconds\x18\n \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x0b \x01(\x01\x12\x16\n\x0eprefill_worker\x18\x0c \x01(\t\x12\x15\n\rdecode_worker\x18\r \x01(\t\x12\x13\n\x0bpreemptions\x18\x0e \x01(\r\x12\x17\n\x0fprefill_retries\x18\x0f \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/v1/generation.proto\x12\ttandem.v1\"\xf0\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\r \x01(\x01\x12<\n\nlogit_bias\x18\x0e \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntry\x12#\n\x07grammar\x18\x0f \x01(\x0b\x32\x12.tandem.v1.Grammar\x12\x1c\n\x0fprompt_logprobs\x18\x10 \x01(\rH\x01\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"?\n\x07Grammar\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.tandem.v1.GrammarKind\x12\x0e\n\x06source\x18\x02 \x01(\t\".\n\tCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"X\n\rTokenLogprobs\x12$\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x14.tandem.v1.Candidate\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.tandem.v1.Candidate\"\x8d\x03\n\x0cRequestStats\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x64\x65\x63ode_cached_tokens\x18\x03 \x01(\r\x12\x1d\n\x15prefill_cached_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\r\x12\x16\n\x0etransfer_bytes\x18\x06 \x01(\x04\x12\x19\n\x11transfer_messages\x18\x07 \x01(\r\x12 \n\x18transfer_exposed_seconds\x18\x08 \x01(\x01\x12\x18\n\x10transfer_seconds\x18\t \x01(\x01\x12\x14\n\x0cwait_seconds\x18\n \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x0b \x01(\x01\x12\x16\n\x0eprefill_worker\x18\x0c \x01(\t\x12\x15\n\rdecode_worker\x18\r \x01(\t\x12\x13\n\x0bpreemptions\x18\x0e \x01(\r\x12\x17\n\x0fprefill_retries\x18\x0f \x01(\r*\x99\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_EBNF\x10\x03\x12\x1f\n\x1bGRAMMAR_KIND_STRUCTURAL_TAG\x10\x04*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=991
-  _globals['_FINISHREASON']._serialized_end=1086
+  _globals['_GRAMMARKIND']._serialized_start=1144
+  _globals['_GRAMMARKIND']._serialized_end=1297
+  _globals['_FINISHREASON']._serialized_start=1299
+  _globals['_FINISHREASON']._serialized_end=1424
   _globals['_SAMPLINGPARAMS']._serialized_start=42
-  _globals['_SAMPLINGPARAMS']._serialized_end=451
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=390
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=438
-  _globals['_CANDIDATE']._serialized_start=453
-  _globals['_CANDIDATE']._serialized_end=499
-  _globals['_TOKENLOGPROBS']._serialized_start=501
-  _globals['_TOKENLOGPROBS']._serialized_end=589
-  _globals['_REQUESTSTATS']._serialized_start=592
-  _globals['_REQUESTSTATS']._serialized_end=989
+  _globals['_SAMPLINGPARAMS']._serialized_end=538
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=457
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=505
+  _globals['_GRAMMAR']._serialized_start=540
+  _globals['_GRAMMAR']._serialized_end=603
+  _globals['_CANDIDATE']._serialized_start=605
+  _globals['_CANDIDATE']._serialized_end=651
+  _globals['_TOKENLOGPROBS']._serialized_start=653
+  _globals['_TOKENLOGPROBS']._serialized_end=741
+  _globals['_REQUESTSTATS']._serialized_start=744
+  _globals['_REQUESTSTATS']._serialized_end=1141
 # @@protoc_insertion_point(module_scope)

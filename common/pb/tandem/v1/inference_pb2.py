@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from common.pb.tandem.v1 import generation_pb2 as tandem_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tandem/v1/inference.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\"\xcb\x05\n\x11GenerationOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x0e\n\x01n\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x01H\x0b\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x01H\x0c\x88\x01\x01\x12?\n\nlogit_bias\x18\x10 \x03(\x0b\x32+.tandem.v1.GenerationOptions.LogitBiasEntry\x12\x15\n\rrequest_class\x18\x11 \x01(\t\x12\x12\n\ncache_salt\x18\x12 \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x04\n\x02_nB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"\x93\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12-\n\x07options\x18\x04 \x01(\x0b\x32\x1c.tandem.v1.GenerationOptionsB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"u\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\x12-\n\x07options\x18\x03 \x01(\x0b\x32\x1c.tandem.v1.GenerationOptions\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x87\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.tandem.v1.TextDeltaH\x00\x12/\n\x07summary\x18\x03 \x01(\x0b\x32\x1c.tandem.v1.GenerationSummaryH\x00\x42\x07\n\x05\x65vent\"\x97\x01\n\tTextDelta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.tandem.v1.TextLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.tandem.v1.FinishReason\"_\n\x0cTextLogprobs\x12(\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x18.tandem.v1.TextCandidate\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.tandem.v1.TextCandidate\"O\n\rTextCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"\x84\x01\n\x11GenerationSummary\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12&\n\x05stats\x18\x04 \x01(\x0b\x32\x17.tandem.v1.RequestStats2\x91\x01\n\tInference\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12=\n\x04\x43hat\x12\x16.tandem.v1.ChatRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tandem/v1/inference.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\"\xdb\x07\n\x11GenerationOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x0e\n\x01n\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x01H\x0b\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x01H\x0c\x88\x01\x01\x12?\n\nlogit_bias\x18\x10 \x03(\x0b\x32+.tandem.v1.GenerationOptions.LogitBiasEntry\x12\x15\n\rrequest_class\x18\x11 \x01(\t\x12\x12\n\ncache_salt\x18\x12 \x01(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\x13 \x01(\x08H\r\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x14 \x01(\x08H\x0e\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\rH\x0f\x88\x01\x01\x12\x15\n\x08priority\x18\x16 \x01(\x05H\x10\x88\x01\x01\x12\x36\n\x11structured_output\x18\x17 \x01(\x0b\x32\x1b.tandem.v1.StructuredOutput\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x04\n\x02_nB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x1d\n\x1b_include_stop_str_in_outputB\x16\n\x14_skip_special_tokensB\x12\n\x10_prompt_logprobsB\x0b\n\t_priority\"\xe3\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x35\n\x06\x63hoice\x18\x05 \x01(\x0b\x32#.tandem.v1.StructuredOutput.ChoicesH\x00\x12\x13\n\x06strict\x18\x06 \x01(\x08H\x01\x88\x01\x01\x1a\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\tB\x0c\n\nconstraintB\t\n\x07_strict\"\x93\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12-\n\x07options\x18\x04 \x01(\x0b\x32\x1c.tandem.v1.GenerationOptionsB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x97\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\x12-\n\x07options\x18\x03 \x01(\x0b\x32\x1c.tandem.v1.GenerationOptions\x12\x1e\n\x05tools\x18\x04 \x03(\x0b\x32\x0f.tandem.v1.Tool\x12*\n\x0btool_choice\x18\x05 \x01(\x0b\x32\x15.tandem.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x1c\n\x14\x63hat_template_kwargs\x18\x07 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x08 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\t \x01(\x08H\x02\x88\x01\x01\x42\x16\n\x14_parallel_tool_callsB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message\"\xa5\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\'\n\ntool_calls\x18\x04 \x03(\x0b\x32\x13.tandem.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x19\n\x11reasoning_content\x18\x06 \x01(\tB\n\n\x08_content\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\xa5\x01\n\nToolChoice\x12*\n\x04mode\x18\x01 \x01(\x0e\x32\x1a.tandem.v1.ToolChoice.ModeH\x00\x12\x12\n\x08\x66unction\x18\x02 \x01(\tH\x00\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_NONE\x10\x01\x12\r\n\tMODE_AUTO\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\x42\x08\n\x06\x63hoice\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x99\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.tandem.v1.ChatRequestH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xb2\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.tandem.v1.TextDeltaH\x00\x12/\n\x07summary\x18\x03 \x01(\x0b\x32\x1c.tandem.v1.GenerationSummaryH\x00\x12)\n\x06prompt\x18\x04 \x01(\x0b\x32\x17.tandem.v1.PromptScoresH\x00\x42\x07\n\x05\x65vent\"\xd8\x01\n\tTextDelta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.tandem.v1.TextLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x11\n\treasoning\x18\x06 \x01(\t\x12,\n\ntool_calls\x18\x07 \x03(\x0b\x32\x18.tandem.v1.ToolCallDelta\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"9\n\x0cPromptScores\x12)\n\x08logprobs\x18\x01 \x03(\x0b\x32\x17.tandem.v1.TextLogprobs\"_\n\x0cTextLogprobs\x12(\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x18.tandem.v1.TextCandidate\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.tandem.v1.TextCandidate\"O\n\rTextCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"\x84\x01\n\x11GenerationSummary\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12&\n\x05stats\x18\x04 \x01(\x0b\x32\x17.tandem.v1.RequestStats2\xa1\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12=\n\x04\x43hat\x12\x16.tandem.v1.ChatRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.tandem.v1.TokenizeRequest\x1a\x1b.tandem.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.tandem.v1.DetokenizeRequest\x1a\x1d.tandem.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,27 +35,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATIONOPTIONS']._serialized_start=69
-  _globals['_GENERATIONOPTIONS']._serialized_end=784
-  _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._serialized_start=551
-  _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._serialized_end=599
-  _globals['_GENERATEREQUEST']._serialized_start=787
-  _globals['_GENERATEREQUEST']._serialized_end=934
-  _globals['_TOKENIDS']._serialized_start=936
-  _globals['_TOKENIDS']._serialized_end=959
-  _globals['_CHATREQUEST']._serialized_start=961
-  _globals['_CHATREQUEST']._serialized_end=1078
-  _globals['_CHATMESSAGE']._serialized_start=1080
-  _globals['_CHATMESSAGE']._serialized_end=1138
-  _globals['_GENERATERESPONSE']._serialized_start=1141
-  _globals['_GENERATERESPONSE']._serialized_end=1276
-  _globals['_TEXTDELTA']._serialized_start=1279
-  _globals['_TEXTDELTA']._serialized_end=1430
-  _globals['_TEXTLOGPROBS']._serialized_start=1432
-  _globals['_TEXTLOGPROBS']._serialized_end=1527
-  _globals['_TEXTCANDIDATE']._serialized_start=1529
-  _globals['_TEXTCANDIDATE']._serialized_end=1608
-  _globals['_GENERATIONSUMMARY']._serialized_start=1611
-  _globals['_GENERATIONSUMMARY']._serialized_end=1743
-  _globals['_INFERENCE']._serialized_start=1746
-  _globals['_INFERENCE']._serialized_end=1891
+  _globals['_GENERATIONOPTIONS']._serialized_end=1056
+  _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._serialized_start=735
+  _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._serialized_end=783
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1059
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1286
+  _globals['_STRUCTUREDOUTPUT_CHOICES']._serialized_start=1237
+  _globals['_STRUCTUREDOUTPUT_CHOICES']._serialized_end=1261
+  _globals['_GENERATEREQUEST']._serialized_start=1289
+  _globals['_GENERATEREQUEST']._serialized_end=1436
+  _globals['_TOKENIDS']._serialized_start=1438
+  _globals['_TOKENIDS']._serialized_end=1461
+  _globals['_CHATREQUEST']._serialized_start=1464
+  _globals['_CHATREQUEST']._serialized_end=1871
+  _globals['_CHATMESSAGE']._serialized_start=1874
+  _globals['_CHATMESSAGE']._serialized_end=2039
+  _globals['_TOOL']._serialized_start=2041
+  _globals['_TOOL']._serialized_end=2118
+  _globals['_TOOLCHOICE']._serialized_start=2121
+  _globals['_TOOLCHOICE']._serialized_end=2286
+  _globals['_TOOLCHOICE_MODE']._serialized_start=2199
+  _globals['_TOOLCHOICE_MODE']._serialized_end=2276
+  _globals['_TOOLCALL']._serialized_start=2288
+  _globals['_TOOLCALL']._serialized_end=2343
+  _globals['_TOKENIZEREQUEST']._serialized_start=2346
+  _globals['_TOKENIZEREQUEST']._serialized_end=2499
+  _globals['_TOKENIZERESPONSE']._serialized_start=2501
+  _globals['_TOKENIZERESPONSE']._serialized_end=2561
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2563
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2616
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2618
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2652
+  _globals['_GENERATERESPONSE']._serialized_start=2655
+  _globals['_GENERATERESPONSE']._serialized_end=2833
+  _globals['_TEXTDELTA']._serialized_start=2836
+  _globals['_TEXTDELTA']._serialized_end=3052
+  _globals['_TOOLCALLDELTA']._serialized_start=3054
+  _globals['_TOOLCALLDELTA']._serialized_end=3129
+  _globals['_PROMPTSCORES']._serialized_start=3131
+  _globals['_PROMPTSCORES']._serialized_end=3188
+  _globals['_TEXTLOGPROBS']._serialized_start=3190
+  _globals['_TEXTLOGPROBS']._serialized_end=3285
+  _globals['_TEXTCANDIDATE']._serialized_start=3287
+  _globals['_TEXTCANDIDATE']._serialized_end=3366
+  _globals['_GENERATIONSUMMARY']._serialized_start=3369
+  _globals['_GENERATIONSUMMARY']._serialized_end=3501
+  _globals['_INFERENCE']._serialized_start=3504
+  _globals['_INFERENCE']._serialized_end=3793
 # @@protoc_insertion_point(module_scope)

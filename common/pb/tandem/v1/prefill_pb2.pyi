@@ -38,16 +38,18 @@ class PrefillCommand(_message.Message):
     def __init__(self, hello: _Optional[_Union[PairHello, _Mapping]] = ..., run: _Optional[_Union[RunRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
-    __slots__ = ("hello", "first", "progress", "terminal")
+    __slots__ = ("hello", "first", "progress", "terminal", "prompt_logprobs")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TERMINAL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     hello: PairHello
     first: First
     progress: Progress
     terminal: Terminal
-    def __init__(self, hello: _Optional[_Union[PairHello, _Mapping]] = ..., first: _Optional[_Union[First, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, hello: _Optional[_Union[PairHello, _Mapping]] = ..., first: _Optional[_Union[First, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class PairHello(_message.Message):
     __slots__ = ("worker_id", "incarnation", "manifest", "transport")
@@ -62,7 +64,7 @@ class PairHello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., manifest: _Optional[_Union[_worker_pb2.Manifest, _Mapping]] = ..., transport: _Optional[_Union[_transport_pb2.TransportPeer, _Mapping]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("transfer_id", "request_id", "prompt_ids", "first_token", "first_choices", "sampling", "cache_salt", "traceparent")
+    __slots__ = ("transfer_id", "request_id", "prompt_ids", "first_token", "first_choices", "sampling", "cache_salt", "traceparent", "compiled_grammar")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +73,7 @@ class RunRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -79,7 +82,8 @@ class RunRequest(_message.Message):
     sampling: _generation_pb2.SamplingParams
     cache_salt: str
     traceparent: str
-    def __init__(self, transfer_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., first_choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    compiled_grammar: bytes
+    def __init__(self, transfer_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., first_choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., compiled_grammar: _Optional[bytes] = ...) -> None: ...
 
 class CancelTransfer(_message.Message):
     __slots__ = ("transfer_id",)
@@ -110,6 +114,16 @@ class FirstToken(_message.Message):
     token_id: int
     logprobs: _generation_pb2.TokenLogprobs
     def __init__(self, choice: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_generation_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("transfer_id", "first_position", "entries")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    first_position: int
+    entries: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]
+    def __init__(self, transfer_id: _Optional[int] = ..., first_position: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("transfer_id", "tokens_done")

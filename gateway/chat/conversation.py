@@ -1,21 +1,12 @@
 """A conversation as both edges give it, checked and in the form that chat templates expect. Text only, so far."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from common.errors import InvalidRequest
+from gateway.chat.request import Turn
 
 #: What clients may write, and what the template sees. `developer` is OpenAI's newer word for `system`.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One message as the client sent it; text parts are already joined."""
-
-    role: str | None
-    content: str | None
-    name: str | None = None
 
 
 def template_messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
