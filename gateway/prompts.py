@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from common.text.chat_prompt import encode_chat
+from common.text.chat_prompt import ChatPrompt, encode_chat
 from gateway.chat.conversation import template_messages
-from gateway.chat.request import Turn
+from gateway.chat.fields import ChatFields
+from gateway.chat.request import ChatInput, Turn
 from gateway.generation import ServingLimits
 from gateway.serving import ServingModel
 
@@ -42,6 +43,23 @@ async def chat_ids(
         )
 
     return await _offload(encode, characters)
+
+
+async def chat_prompt(
+    model: ServingModel,
+    chat: ChatInput,
+    limits: ServingLimits,
+    fields: ChatFields = ChatFields(),  # noqa: B008 - a frozen value
+) -> ChatPrompt:
+    """The prompt of a chat request, tools and all, as ids and as text. Raises InvalidRequest, ContextTooLong."""
+    ids = await chat_ids(
+        model,
+        chat.turns,
+        limits,
+        add_generation_prompt=chat.add_generation_prompt is not False,
+        variables=chat.template_variables,
+    )
+    return ChatPrompt(ids, model.tokenizer.decode(ids, skip_special_tokens=False))
 
 
 async def _offload(work: Callable[[], list[int]], characters: int) -> list[int]:

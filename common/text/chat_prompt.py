@@ -7,6 +7,7 @@ Face does this with `sanitize_control_tokens`; without a special token in a mess
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from common.text.chat_template import ChatTemplate, Message
@@ -14,6 +15,15 @@ from common.text.tokenizer import Tokenizer
 
 #: Breaks up spellings of special tokens while the template runs; a noncharacter, which no text should hold.
 _MARK = "\ufdd0"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation."""
+
+    ids: list[int]
+    #: As the template wrote it; special tokens by their spelling.
+    text: str
 
 
 def encode_chat(
