@@ -1,0 +1,92 @@
+"""A compiled grammar, and one choice's place in it. Wraps xgrammar; knows nothing of requests, batches or sampling.
+
+What a grammar allows is a pure function of (grammar, tokens accepted so far): after a fail-over or preemption the same
+tokens, accepted anew, lead to the same place.
+"""
+
+import numpy as np
+import xgrammar
+from numpy.typing import NDArray
+
+#: Bits of allowed tokens, token i in bit i % 32 of word i // 32; ceil(vocab / 32) words.
+Words = NDArray[np.int32]
+
+
+class Grammar:
+    """A grammar compiled for one vocabulary. Immutable; shared by threads and by all choices of all its requests."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, serialized: bytes) -> None:
+        """`serialized`: the same grammar as bytes, see `common.engine.grammar.vocabulary.Vocabulary.load_grammar`."""
+        self._compiled = compiled
+        self._serialized = serialized
+        vocabulary = compiled.tokenizer_info
+        self.vocab_size: int = vocabulary.vocab_size
+        self.end_token_ids: tuple[int, ...] = tuple(vocabulary.stop_token_ids)
+
+    @property
+    def serialized(self) -> bytes:
+        """What another worker with the same tokenizer needs to have this grammar."""
+        return self._serialized
+
+    @property
+    def num_words(self) -> int:
+        """Length of a mask."""
+        return -(-self.vocab_size // 32)
+
+    def start(self) -> "GrammarState":
+        """A new place at the grammar's beginning."""
+        return GrammarState(self, xgrammar.GrammarMatcher(self._compiled))
+
+
+class GrammarState:
+    """How far one choice's output has come in its grammar. Made by `Grammar.start`; used by one thread at a time.
+
+    Some grammars lead to places from where no token of the vocabulary goes on and which are no end either (a character
+    that no token spells, a rule that only ever calls itself). There, end tokens are allowed: the choice ends, with the
+    output that it has.
+    """
+
+    def __init__(self, grammar: Grammar, matcher: xgrammar.GrammarMatcher) -> None:
+        self._grammar = grammar
+        self._matcher = matcher
+        self._terminated = False
+
+    @property
+    def num_words(self) -> int:
+        """Length of a mask."""
+        return self._grammar.num_words
+
+    @property
+    def terminated(self) -> bool:
+        """An end token was accepted: nothing more may follow, `accept` and `fill` must not be called."""
+        return self._terminated
+
+    def accept(self, token_id: int) -> None:
+        """Go on by one token, drawn or forced. One that the grammar does not allow here is an assertion."""
+        assert not self._terminated, f"token {token_id} after the end of the grammar"
+        is_end = token_id in self._grammar.end_token_ids
+        if not self._matcher.accept_token(token_id):
+            assert is_end and self._is_stuck(), f"the grammar does not allow token {token_id} here"
+        self._terminated = is_end
+
+    def fill(self, words: Words) -> bool:
+        """Write which tokens may come next.
+
+        Args:
+            words: int32 [ceil(vocab / 32)], contiguous; every word is written. Bits beyond the vocabulary mean nothing.
+
+        Returns:
+            False if every token is allowed; then `words` may be ignored.
+        """
+        assert not self._terminated, "no token may follow the end of the grammar"
+        assert words.shape == (self.num_words,), f"{words.shape} for {self.num_words} words"
+        if not self._matcher.fill_next_token_bitmask(words.reshape(1, -1)):
+            return False
+        if not words.any():
+            for end in self._grammar.end_token_ids:
+                words[end // 32] |= np.uint32(1 << end % 32).astype(np.int32)
+        return True
+
+    def _is_stuck(self) -> bool:
+        words = np.empty(self.num_words, dtype=np.int32)
+        return self._matcher.fill_next_token_bitmask(words.reshape(1, -1)) and not words.any()
