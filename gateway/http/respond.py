@@ -5,7 +5,6 @@ streams; what goes wrong later is the stream's last event.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
@@ -17,14 +16,13 @@ from starlette.types import Message, Receive, Scope, Send
 from common.errors import Cancelled, TandemError
 from gateway.accounting import RequestRecord
 from gateway.answer import Answer, open_answer
-from gateway.http.errors import CLIENT_CLOSED_REQUEST, error_body, http_status
-from gateway.http.formats import AnswerFormat, Json, StreamMode, WholeChoice, usage_json
+from gateway.http.errors import CLIENT_CLOSED_REQUEST, http_status
+from gateway.http.events import AnswerWriter
 from gateway.http.services import HttpServices
 from gateway.validation import PreparedRequest
 
 LOG = logging.getLogger("tandem.gateway.http")
 
-_DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -40,16 +38,17 @@ class GenerationResponse(Response):
         self,
         services: HttpServices,
         prepared: Sequence[PreparedRequest],
-        format_: AnswerFormat,
-        mode: StreamMode,
+        writer: AnswerWriter,
         record: RequestRecord,
+        *,
+        stream: bool,
     ) -> None:
         super().__init__()
         self._services = services
         self._prepared = prepared
-        self._format = format_
-        self._mode = mode
+        self._writer = writer
         self._record = record
+        self._wants_stream = stream
         self._streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,19 +70,13 @@ class GenerationResponse(Response):
         services = self._services
         answer = await open_answer(services.dispatcher, services.model.tokenizer, self._prepared, self._record)
         try:
-            if self._mode.stream:
+            if self._wants_stream:
                 await self._stream(answer, send)
             else:
-                response = JSONResponse(await self._collect(answer))
+                response = JSONResponse(await self._writer.whole(answer))
                 await response(scope, receive, send)
         finally:
             await answer.aclose()
-
-    async def _collect(self, answer: Answer) -> Json:
-        choices = [WholeChoice() for _ in range(answer.num_choices)]
-        async for index, delta in answer:
-            choices[index].add(delta)
-        return self._format.whole(choices, answer.usage)
 
     async def _stream(self, answer: Answer, send: Send) -> None:
         self._streaming = True
@@ -97,31 +90,21 @@ class GenerationResponse(Response):
             if not isinstance(error, TandemError):
                 LOG.exception("request %s failed in mid-stream", self._record.request_id)
             self._record.finish(str(http_status(error)))
-            await self._write(send, _event(error_body(error)), last=True)
+            await self._write(send, await self._writer.failure(error), last=True)
 
     async def _send_events(self, answer: Answer, send: Send) -> None:
+        if first := self._writer.begin():
+            await self._write(send, first)
         async with aclosing(answer.__aiter__()) as deltas:
             async for index, delta in deltas:
-                if events := b"".join(self._event(chunk, answer) for chunk in self._format.chunks(index, delta)):
+                if events := self._writer.delta(index, delta, answer):
                     await self._write(send, events)
-        end = _DONE
-        if self._mode.include_usage:
-            end = _event(self._format.usage_chunk(answer.usage)) + end
-        await self._write(send, end, last=True)
-
-    def _event(self, chunk: Json, answer: Answer) -> bytes:
-        if self._mode.continuous_usage:
-            chunk |= {"usage": usage_json(answer.usage)}
-        return _event(chunk)
+        await self._write(send, await self._writer.end(answer), last=True)
 
     async def _write(self, send: Send, events: bytes, *, last: bool = False) -> None:
         """Waits while the client's socket is full, so that nothing piles up here. Raises TimeoutError."""
         async with asyncio.timeout(self._services.options.write_timeout):
             await send({"type": "http.response.body", "body": events, "more_body": not last})
-
-
-def _event(body: Json) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def _while_connected(receive: Receive, complete: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from gateway.http.body import BodyT, read_body
 from gateway.http.call import Call
 from gateway.http.chat_request import chat_call
+from gateway.http.chunks import ChunkWriter
 from gateway.http.completion_request import completion_call
 from gateway.http.respond import GenerationResponse
 from gateway.http.schemas import ChatCompletionBody, CompletionBody
@@ -23,7 +24,8 @@ def openai_router(services: HttpServices) -> APIRouter:
         return await read_body(request, schema, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout)
 
     def respond(request: Request, call: Call) -> Response:
-        return GenerationResponse(services, call.prepared, call.format_, call.mode, request.state.record)
+        writer = ChunkWriter(call.format_, call.mode)
+        return GenerationResponse(services, call.prepared, writer, request.state.record, stream=call.mode.stream)
 
     @router.post("/chat/completions", openapi_extra=_body_schema(ChatCompletionBody), response_class=Response)
     async def chat_completions(request: Request) -> Response:
