@@ -196,9 +196,10 @@ class Cluster:
     def grpc_target(self) -> str:
         return self.grpc_target_of("gateway")
 
-    def gateway_status(self) -> dict[str, Any]:
+    def gateway_status(self, gateway: str = "gateway") -> dict[str, Any]:
         """What `tandem status --json` shows."""
-        answer: dict[str, Any] = httpx.get(f"{self.url}/tandem/status", trust_env=False, timeout=PATIENCE).json()
+        url = f"{self.url_of(gateway)}/tandem/status"
+        answer: dict[str, Any] = httpx.get(url, trust_env=False, timeout=PATIENCE).json()
         return answer
 
     def status(self, name: str) -> pb.WorkerStatus:
@@ -236,12 +237,27 @@ class Cluster:
                 eventually(lambda name=name: len(self.status(name).paired) == prefill, what=f"pairs of {name}")
         self._assert_alive()
 
+    def wait_gateways(self) -> None:
+        """Until every gateway is ready and knows every living worker."""
+        for name, member in self.members.items():
+            if member.module == "gateway":
+                eventually(
+                    lambda name=name: self._known_ready(name) >= set(self.workers),
+                    seconds=START_PATIENCE,
+                    what=f"all workers in the status of {name}",
+                )
+
     def _gateway_is_ready(self) -> bool:
         self._assert_alive()
         return _answers(f"{self.url}/ready")
 
-    def _known_ready(self) -> set[str]:
-        return {worker["id"] for worker in self.gateway_status()["workers"] if worker["state"] == "ready"}
+    def _known_ready(self, gateway: str = "gateway") -> set[str]:
+        try:
+            workers = self.gateway_status(gateway)["workers"]
+        except httpx.TransportError:
+            # It does not listen yet.
+            return set()
+        return {worker["id"] for worker in workers if worker["state"] == "ready"}
 
     def _assert_alive(self) -> None:
         dead = [name for name, member in self.members.items() if not member.alive]
