@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -20,6 +21,10 @@ class SequenceChunk:
     block_table: Sequence[int]
     #: Whether the logits after the last token are wanted.
     wants_logits: bool
+    #: Tokens that are to be scored: targets[i] in the place that follows token_ids[i]. At most as many as token_ids.
+    targets: Sequence[int] = ()
+    #: Best tokens that are wanted beside each target.
+    num_top: int = 0
 
     @property
     def end(self) -> int:
@@ -47,6 +52,8 @@ class Batch:
     seq_lens: Tensor
     #: int64 [R], rows of the hidden states whose logits are wanted, in the order of the chunks.
     logits_indices: Tensor
+    #: int64 [N], rows whose next tokens are scored, in the order of the chunks.
+    scored_indices: Tensor
     #: Longest chunk and longest context.
     max_query_len: int
     max_seq_len: int
@@ -93,6 +100,16 @@ def build_batch(chunks: Sequence[SequenceChunk], block_size: int, device: torch.
         cu_seqlens_q=place(cu_seqlens),
         seq_lens=place(seq_lens.astype(np.int32)),
         logits_indices=place(logits_indices),
+        scored_indices=torch.from_numpy(_scored_rows(chunks, cu_seqlens)).to(device),
         max_query_len=int(lengths.max()),
         max_seq_len=int(seq_lens.max()),
     )
+
+
+def _scored_rows(chunks: Sequence[SequenceChunk], cu_seqlens: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Rows that are followed by a target."""
+    assert all(len(c.targets) <= len(c.token_ids) for c in chunks), "more tokens to score than are computed"
+    rows = [
+        np.arange(first, first + len(c.targets)) for first, c in zip(cu_seqlens[:-1], chunks, strict=True) if c.targets
+    ]
+    return np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)

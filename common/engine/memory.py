@@ -98,7 +98,8 @@ def _free_cuda_bytes(model: CausalLM, block_size: int, max_step_tokens: int) -> 
     runner = ModelRunner(model, KVCache(spec, model.device))
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    runner.run([SequenceChunk([0] * tokens, 0, range(num_blocks), wants_logits=True)])
+    chunk = SequenceChunk([0] * tokens, 0, range(num_blocks), wants_logits=True, targets=[0] * (tokens - 1), num_top=1)
+    runner.run_scored([chunk])
     torch.cuda.synchronize(model.device)
     step_bytes = torch.cuda.max_memory_allocated(model.device) - before
     del runner

@@ -8,6 +8,8 @@ from torch import Tensor
 from common.engine.batch import SequenceChunk, build_batch
 from common.engine.kv_cache import KVCache
 from common.engine.models.decoder import CausalLM
+from common.engine.scoring import score_tokens
+from common.sampling import TokenLogprobs
 
 #: Called with each layer's index once its K and V have been written, and with an event that tells when they really
 #: are there: None if they are already (CPU), else recorded on the compute stream.
@@ -16,6 +18,8 @@ OnLayer = Callable[[int, torch.cuda.Event | None], None]
 #: Decode batch sizes and chunk lengths that `warm_up` runs: kernels choose their code by ranges of these.
 WARM_UP_DECODES = (1, 4, 16, 64)
 WARM_UP_CHUNKS = (2, 64, 256)
+#: Rows whose logits are there at a time when tokens are scored: 64 MB at a vocabulary of 128k.
+SCORED_ROWS = 128
 
 
 class ModelRunner:
@@ -31,11 +35,38 @@ class ModelRunner:
 
         Returns fp32 logits [R, vocab] on the model's device, one row per chunk that wants them, in their order.
         """
+        logits, scores = self.run_scored(chunks, on_layer)
+        assert not any(scores), "scores that nobody takes"
+        return logits
+
+    def run_scored(
+        self, chunks: Sequence[SequenceChunk], on_layer: OnLayer | None = None
+    ) -> tuple[Tensor, list[list[TokenLogprobs]]]:
+        """As `run`, and for each chunk its targets' log probabilities, in order; none for one without targets.
+
+        They are taken from the raw logits and do not depend on the other chunks or on how a prompt was cut (but for
+        the rounding of the multiplications).
+        """
         batch = build_batch(chunks, self.kv_cache.spec.block_size, self.model.device)
         longest = self.model.config.max_length
         assert batch.max_seq_len <= longest, f"a sequence of {batch.max_seq_len} tokens; the model ends at {longest}"
         announce = None if on_layer is None else self._announcer(on_layer)
-        return self.model.logits(self.model.forward(batch, self.kv_cache, announce))
+        hidden = self.model.forward(batch, self.kv_cache, announce)
+        num_logits = batch.logits_indices.shape[0]
+        return self.model.logits(hidden[:num_logits]), self._score(chunks, hidden[num_logits:])
+
+    def _score(self, chunks: Sequence[SequenceChunk], hidden: Tensor) -> list[list[TokenLogprobs]]:
+        """`hidden`: the rows of all targets, in order. Never has more than SCORED_ROWS of their logits."""
+        scores: list[list[TokenLogprobs]] = []
+        row = 0
+        for chunk in chunks:
+            entries: list[TokenLogprobs] = []
+            for i in range(0, len(chunk.targets), SCORED_ROWS):
+                targets = chunk.targets[i : i + SCORED_ROWS]
+                entries += score_tokens(self.model.logits(hidden[row : row + len(targets)]), targets, chunk.num_top)
+                row += len(targets)
+            scores.append(entries)
+        return scores
 
     def warm_up(self) -> None:
         """Run small batches so that what first use costs is paid now. Overwrites KV: only before serving."""

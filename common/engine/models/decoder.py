@@ -62,8 +62,10 @@ class CausalLM:
         `on_layer(i)` is called in order as soon as layer i's K and V of all the batch's tokens have been written
         (on a GPU: enqueued); the rest of the layer still follows.
 
-        Returns the normalised hidden states of the rows `batch.logits_indices`: [R, hidden].
+        Returns the normalised hidden states of the rows `batch.logits_indices`, then of `batch.scored_indices`:
+        [R + N, hidden].
         """
+        scored = batch.scored_indices
         eps = self.config.rms_norm_eps
         residual = F.embedding(batch.token_ids, self._embedding)  # [T, hidden]
         x = self.kernels.rms_norm(residual, self._layers[0].input_norm, eps)
@@ -72,18 +74,20 @@ class CausalLM:
             q = layer.attention.store(x, batch, k_cache, v_cache)
             if on_layer is not None:
                 on_layer(index)
-            if index == len(self._layers) - 1:  # from here on only rows whose logits are wanted matter
+            # In the last layer only rows whose logits are wanted matter from here on; where whole chunks are scored,
+            # that is nearly all of them.
+            if index == len(self._layers) - 1 and scored.shape[0] == 0:
                 q, residual, batch = _keep_wanted_rows(q, residual, batch)
                 if batch.num_tokens == 0:
                     return residual
             x = layer.attention.attend(q, batch, k_cache, v_cache)
             x, residual = self.kernels.add_rms_norm(x, residual, layer.post_attention_norm, eps)
             x, residual = self.kernels.add_rms_norm(layer.mlp(x), residual, next_norm, eps)
-        return x
+        return x if scored.shape[0] == 0 else x[torch.cat([batch.logits_indices, scored])]
 
     @torch.no_grad()  # not inference mode: samplers change logits in place
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, hidden] as `forward` returns it -> fp32 [R, vocab], the caller's to change."""
+        """hidden [R, hidden], rows that `forward` returned -> fp32 [R, vocab], the caller's to change."""
         if hidden.shape[0] == 0:
             return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         return self._lm_head(hidden).float()
