@@ -16,12 +16,14 @@ class Grammar:
     """A grammar compiled for one vocabulary. Immutable; shared by threads and by all choices of all its requests."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, serialized: bytes) -> None:
-        """`serialized`: the same grammar as bytes, see `common.engine.grammar.vocabulary.Vocabulary.load_grammar`."""
+        """`serialized`: the same grammar as bytes, see `Vocabulary.load_grammar`."""
         self._compiled = compiled
         self._serialized = serialized
         vocabulary = compiled.tokenizer_info
         self.vocab_size: int = vocabulary.vocab_size
         self.end_token_ids: tuple[int, ...] = tuple(vocabulary.stop_token_ids)
+        #: Memory that it takes.
+        self.num_bytes: int = compiled.memory_size_bytes + len(serialized)
 
     @property
     def serialized(self) -> bytes:
@@ -62,12 +64,19 @@ class GrammarState:
         return self._terminated
 
     def accept(self, token_id: int) -> None:
-        """Go on by one token, drawn or forced. One that the grammar does not allow here is an assertion."""
+        """Go on by one token that was drawn here. One that the grammar does not allow is an assertion."""
         assert not self._terminated, f"token {token_id} after the end of the grammar"
+        assert self.try_accept(token_id), f"the grammar does not allow token {token_id} here"
+
+    def try_accept(self, token_id: int) -> bool:
+        """Go on by one token that came from elsewhere. False, and nothing changed, if it may not come next."""
+        if self._terminated:
+            return False
         is_end = token_id in self._grammar.end_token_ids
-        if not self._matcher.accept_token(token_id):
-            assert is_end and self._is_stuck(), f"the grammar does not allow token {token_id} here"
+        if not self._matcher.accept_token(token_id) and not (is_end and self._is_stuck()):
+            return False
         self._terminated = is_end
+        return True
 
     def fill(self, words: Words) -> bool:
         """Write which tokens may come next.
