@@ -95,6 +95,13 @@ class NoWorker(TandemError):
     default_code = "no_worker"
 
 
+class StoreUnavailable(TandemError):
+    """What was stored cannot be reached now; nothing is said about whether it exists."""
+
+    status = "UNAVAILABLE"
+    default_code = "store_unavailable"
+
+
 class DeadlineExceeded(TandemError):
     """The request's own time limit ran out."""
 

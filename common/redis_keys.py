@@ -65,3 +65,7 @@ class Keys:
     def wake(self, gateway_id: str) -> str:
         """Channel on which a gateway hears that another one's step admitted a request of its own."""
         return f"{self._prefix}:queue:wake:{gateway_id}"
+
+    def response(self, tenant: str, response_id: str) -> str:
+        """String with a time to live: a stored response and its input as JSON."""
+        return f"{self._prefix}:response:{quote(tenant, safe='')}:{response_id}"

@@ -1,0 +1,89 @@
+"""Responses kept in this process: for a gateway without Redis, and while Redis is away."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.http.responses.store import MAX_CHARACTERS, StoredResponse
+
+_MAX_TOTAL = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    text: str
+    expires: float
+
+
+class MemoryStore:
+    """`ResponseStore` that forgets what is too old, and what was used longest ago when it is full."""
+
+    enabled = True
+
+    def __init__(
+        self,
+        ttl: float = 3600.0,
+        *,
+        max_characters: int = MAX_CHARACTERS,
+        max_total: int = _MAX_TOTAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            ttl: seconds for which a response is kept.
+            max_characters: longest response that is kept, input included.
+            max_total: bound on all responses together, in characters.
+        """
+        self._ttl = ttl
+        self._max_characters = max_characters
+        self._max_total = max_total
+        self._clock = clock
+        #: In order of last use.
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        #: In order of time; some of them may be gone already.
+        self._expiries: deque[tuple[float, tuple[str, str]]] = deque()
+        self._total = 0
+
+    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
+        return self.put_text(tenant, response_id, stored.encode())
+
+    def put_text(self, tenant: str, response_id: str, text: str) -> bool:
+        """As `put`, already encoded."""
+        if len(text) > min(self._max_characters, self._max_total):
+            return False
+        self._forget_old()
+        key = tenant, response_id
+        self._remove(key)
+        self._entries[key] = _Entry(text, self._clock() + self._ttl)
+        self._expiries.append((self._entries[key].expires, key))
+        self._total += len(text)
+        while self._total > self._max_total:
+            self._remove(next(iter(self._entries)))
+        return True
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        self._forget_old()
+        entry = self._entries.get((tenant, response_id))
+        if entry is None:
+            return None
+        self._entries.move_to_end((tenant, response_id))
+        return StoredResponse.decode(entry.text)
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        self._forget_old()
+        return self._remove((tenant, response_id))
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._expiries and self._expiries[0][0] <= now:
+            _, key = self._expiries.popleft()
+            if key in self._entries and self._entries[key].expires <= now:
+                self._remove(key)
+
+    def _remove(self, key: tuple[str, str]) -> bool:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        self._total -= len(entry.text)
+        return True

@@ -1,0 +1,64 @@
+"""Responses kept in Redis, for all gateways; this process stands in while Redis is away."""
+
+import logging
+import math
+
+from redis.asyncio import Redis
+
+from common.errors import StoreUnavailable
+from common.redis_keys import Keys
+from common.registry import REDIS_ERRORS
+from gateway.http.responses.memory_store import MemoryStore
+from gateway.http.responses.store import MAX_CHARACTERS, StoredResponse
+
+_log = logging.getLogger(__name__)
+
+
+class RedisStore:
+    """`ResponseStore` shared by all gateways of one model.
+
+    What could not be written to Redis (away, or full) is kept in this process, where only this gateway finds it, for
+    the same time. Whoever asks for something that is not here while Redis is away is told so, not that it is gone.
+    """
+
+    enabled = True
+
+    def __init__(self, redis: Redis, keys: Keys, ttl: float, *, max_characters: int = MAX_CHARACTERS) -> None:
+        """
+        Args:
+            redis: client, owned by the caller.
+            ttl: seconds for which a response is kept, at least one.
+            max_characters: longest response that is kept, input included.
+        """
+        self._redis = redis
+        self._keys = keys
+        self._seconds = max(1, math.ceil(ttl))
+        self._max_characters = max_characters
+        self._local = MemoryStore(ttl, max_characters=max_characters)
+
+    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
+        text = stored.encode()
+        if len(text) > self._max_characters:
+            return False
+        try:
+            await self._redis.set(self._keys.response(tenant, response_id), text, ex=self._seconds)
+        except REDIS_ERRORS as error:
+            _log.warning("a response is kept in this gateway only", extra={"error": type(error).__name__})
+            return self._local.put_text(tenant, response_id, text)
+        return True
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        if (kept_here := await self._local.get(tenant, response_id)) is not None:
+            return kept_here
+        try:
+            text = await self._redis.get(self._keys.response(tenant, response_id))
+        except REDIS_ERRORS as error:
+            raise StoreUnavailable("stored responses cannot be read now", retry_after=1) from error
+        return None if text is None else StoredResponse.decode(str(text))
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        try:
+            removed = await self._redis.delete(self._keys.response(tenant, response_id))
+        except REDIS_ERRORS as error:
+            raise StoreUnavailable("stored responses cannot be deleted now", retry_after=1) from error
+        return await self._local.delete(tenant, response_id) or bool(removed)

@@ -1,0 +1,74 @@
+"""What is kept of answers, for their owners to read and to go on from. Text is personal: it is kept for a time only."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from gateway.http.formats import Json
+
+#: Characters of one stored response with its input; a longer one is not stored.
+MAX_CHARACTERS = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that has ended."""
+
+    #: As its client got it.
+    response: Json
+    #: Items that it was made from, in order, those of earlier responses included.
+    input: list[Json]
+
+    @property
+    def conversation(self) -> list[Json]:
+        """What the next response goes on from: input and output; what only the client reads is left out."""
+        return [*self.input, *(_without_logprobs(item) for item in self.response["output"])]
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> "StoredResponse":
+        return cls(**json.loads(text))
+
+
+class ResponseStore(Protocol):
+    """Responses by owner and id: what one tenant stored is not there for another."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is ever kept."""
+        ...
+
+    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
+        """Whether it is kept. Never raises: an answer must not fail because it could not be stored."""
+        ...
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """None if there is none (any more). Raises StoreUnavailable if that cannot be told."""
+        ...
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Whether there was one. Raises StoreUnavailable if it may still be there."""
+        ...
+
+
+class NoStore:
+    """Keeps nothing."""
+
+    enabled = False
+
+    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
+        return False
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        return None
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        return False
+
+
+def _without_logprobs(item: Json) -> Json:
+    if item["type"] != "message":
+        return item
+    return item | {"content": [part | {"logprobs": []} for part in item["content"]]}
