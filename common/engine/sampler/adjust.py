@@ -1,8 +1,9 @@
-"""Everything that changes logits before temperature: bias, min_tokens, penalties.
+"""Everything that changes logits before temperature: bias, min_tokens, penalties, grammar.
 
 Order as in vLLM's v1 sampler: min_tokens mask and logit bias (they commute), repetition penalty, frequency
-penalty, presence penalty. All rows of a batch go through one gather and one scatter per kind; Python touches
-rows, numpy touches tokens, nothing walks over the vocabulary.
+penalty, presence penalty; the grammar's mask is last, so that nothing brings back what it forbids. All rows of a
+batch go through one gather and one scatter per kind; Python touches rows, numpy touches tokens, nothing walks over
+the vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.engine.sampler.allowed import allows_other_than, apply_allowed
 from common.engine.sampler.row import SampleRow
 
 Ids = NDArray[np.int64]
@@ -24,17 +26,18 @@ def adjusted(logits: Tensor, rows: Sequence[SampleRow], eos_token_ids: Sequence[
     """Apply all adjustments to a copy of `logits` [R, vocab]; returns `logits` itself if there are none."""
     stages: list[tuple[list[Entry], Callable[[Tensor, Tensor], Tensor]]] = [
         (list(_biases(rows)), torch.add),
-        (list(_masks(rows, eos_token_ids)), lambda old, new: new),
+        (list(_masks(rows, eos_token_ids, logits.shape[1])), lambda old, new: new),
         (list(_repetition_penalties(rows)), lambda old, penalty: torch.where(old > 0, old / penalty, old * penalty)),
         (list(_frequency_penalties(rows)), torch.sub),
         (list(_presence_penalties(rows)), torch.sub),
     ]
-    if not any(entries for entries, _ in stages):
+    if not any(entries for entries, _ in stages) and all(row.allowed is None for row in rows):
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
     for entries, change in stages:
         if entries:
             _apply(logits, entries, change)
+    apply_allowed(logits, rows)
     return logits
 
 
@@ -58,14 +61,17 @@ def _biases(rows: Sequence[SampleRow]) -> Iterator[Entry]:
             yield number, ids, np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
 
 
-def _masks(rows: Sequence[SampleRow], eos_token_ids: Sequence[int]) -> Iterator[Entry]:
-    """Tokens that would end the choice too early. An end token that is ignored ends nothing and stays allowed."""
+def _masks(rows: Sequence[SampleRow], eos_token_ids: Sequence[int], vocab_size: int) -> Iterator[Entry]:
+    """Tokens that would end the choice too early. An end token that is ignored ends nothing and stays allowed.
+
+    Where a grammar allows nothing else, they stay allowed too: output that is complete cannot be made longer.
+    """
     for number, row in enumerate(rows):
         if row.output_index >= row.params.min_tokens:
             continue
         ends = () if row.params.ignore_eos else tuple(eos_token_ids)
         ids = np.asarray((*ends, *row.params.stop_token_ids), dtype=np.int64)
-        if ids.size:
+        if ids.size and (row.allowed is None or allows_other_than(row.allowed, ids, vocab_size)):
             yield number, ids, np.full(ids.size, -np.inf, dtype=np.float32)
 
 

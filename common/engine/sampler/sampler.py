@@ -5,9 +5,10 @@ request gets the same tokens alone or in a batch, from prefill or decode, and af
 v1 sampler in what it does and in which order:
 
 1. log probabilities are taken from the raw logits, before anything below;
-2. `logit_bias` is added; end tokens (unless ignored) and stop tokens are masked until `min_tokens` are out;
+2. `logit_bias` is added; end tokens (unless ignored) and stop tokens are masked until `min_tokens` are out, unless
+   the row's grammar allows nothing but such tokens: then the grammar wins over `min_tokens`;
 3. repetition penalty over prompt and output (positive logits divided, negative multiplied), then frequency and
-   presence penalty over the output only;
+   presence penalty over the output only; then all that the row's grammar does not allow is masked (stop tokens too);
 4. greedy rows take the best token, the lowest id on ties;
 5. the others: temperature, min_p, top_k, top_p, and one random number through the inverse CDF.
 """
@@ -40,7 +41,7 @@ class Sampler:
 
         Args:
             logits: float32 [R, vocab], not changed. NaN, +inf or a row of only -inf is an assertion.
-            rows: what to do with each row of them.
+            rows: what to do with each row of them. A grammar's mask allows at least one token whose logit is finite.
         """
         assert logits.shape == (len(rows), self.vocab_size), f"{tuple(logits.shape)} for {len(rows)} rows"
         assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
