@@ -1,6 +1,7 @@
 """`python -m gateway` and `tandem gateway`."""
 
 import asyncio
+from pathlib import Path
 
 import click
 
@@ -9,6 +10,7 @@ from common.model_source import model_name, resolve_model
 from common.telemetry.logs import LogFormat, configure_logging
 from gateway.router import PrefillPolicy
 from gateway.service import Gateway, GatewayConfig
+from gateway.tenants import ApiKeys
 
 
 @click.command("gateway", help="Run one gateway: OpenAI over HTTP, tandem.v1.Inference over gRPC.")
@@ -27,6 +29,17 @@ from gateway.service import Gateway, GatewayConfig
 @option("--prefill", type=HOST_PORT, multiple=True, help="HOST:PORT of a prefill worker; repeatable.")
 @option("--decode", type=HOST_PORT, multiple=True, help="HOST:PORT of a decode worker; repeatable.")
 @option("--max-queue", type=click.IntRange(0), default=1024, help="Most waiting requests; beyond it 503.")
+@option(
+    "--api-key",
+    multiple=True,
+    show_default=False,
+    help="Key that clients must send, repeatable; none: everybody may call. Better by variable or file: `ps` shows it.",
+)
+@option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of further keys, one a line: KEY or TENANT:KEY[:WEIGHT].",
+)
 @option("--cors-origin", multiple=True, help="Web origin that browsers may call from, or *; repeatable.")
 @option("--max-body", type=BYTES, default="8MiB", help="Largest request body; beyond it 413.")
 @option(
@@ -62,6 +75,8 @@ def command(
     prefill: tuple[Address, ...],
     decode: tuple[Address, ...],
     max_queue: int,
+    api_key: tuple[str, ...],
+    api_key_file: Path | None,
     cors_origin: tuple[str, ...],
     max_body: int,
     local_prefill_tokens: int,
@@ -84,6 +99,7 @@ def command(
             *(("decode", str(address)) for address in decode),
         ),
         max_queue=max_queue,
+        keys=ApiKeys.load(api_key, api_key_file),
         cors_origins=cors_origin,
         max_body_bytes=max_body,
         local_prefill_tokens=local_prefill_tokens,

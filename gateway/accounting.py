@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.generation import GenerationStats
+from gateway.tenants import EVERYBODY, Tenant
 
 REQUEST_LOG = logging.getLogger("tandem.gateway.requests")
 
@@ -72,10 +73,12 @@ class EdgeMetrics:
 class RequestRecord:
     """Follows one client request from arrival to end; `finish` tells it once."""
 
-    def __init__(self, metrics: EdgeMetrics, request_id: str, route: str) -> None:
+    def __init__(self, metrics: EdgeMetrics, request_id: str, route: str, tenant: Tenant = EVERYBODY) -> None:
         self._metrics = metrics
         self.request_id = request_id
         self.route = route
+        #: Whose request it is; an edge may learn it only after the record has begun.
+        self.tenant = tenant
         self._started = time.monotonic()
         self._first_token_at: float | None = None
         self._last_token_at: dict[Hashable, float] = {}
@@ -130,6 +133,7 @@ class RequestRecord:
         figures: dict[str, object] = {
             "request_id": self.request_id,
             "route": self.route,
+            "tenant": self.tenant.name,
             "status": status,
             "seconds": round(seconds, 4),
             "ttft": first,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from common.sampling import FinishReason, TokenLogprobs
@@ -10,6 +11,7 @@ from common.text.tokenizer import Tokenizer
 from gateway.accounting import RequestRecord
 from gateway.completion import ChoiceDelta, TextStream, Usage
 from gateway.generation import Dispatcher, Generation, GenerationRequest, GenerationStats, TokenDelta
+from gateway.tenants import Tenant
 from gateway.validation import PreparedRequest
 
 #: Deltas that may wait for a slow reader while several prompts are merged; the rest waits in the generations.
@@ -90,8 +92,11 @@ class EmptyGeneration:
 async def open_answer(
     dispatcher: Dispatcher, tokenizer: Tokenizer, prepared: Sequence[PreparedRequest], record: RequestRecord
 ) -> Answer:
-    """Submit every prompt; returns once all are accepted. If one fails or the caller is cancelled, none stays open."""
-    generations = await _submit_all(dispatcher, prepared)
+    """Submit every prompt for the record's tenant; returns once all are accepted.
+
+    If one fails or the caller is cancelled, none stays open.
+    """
+    generations = await _submit_all(dispatcher, [_owned(request.generation, record.tenant) for request in prepared])
     streams: list[TextStream] = []
     first_choices: list[int] = []
     num_choices = 0
@@ -113,10 +118,14 @@ async def open_answer(
     return Answer(streams, first_choices, num_choices)
 
 
-async def _submit_all(dispatcher: Dispatcher, prepared: Sequence[PreparedRequest]) -> list[Generation]:
-    if len(prepared) == 1:
-        return [await _submit(dispatcher, prepared[0])]
-    tasks = [asyncio.create_task(_submit(dispatcher, request)) for request in prepared]
+def _owned(request: GenerationRequest, tenant: Tenant) -> GenerationRequest:
+    return replace(request, tenant=tenant.name, cache_salt=tenant.salted(request.cache_salt))
+
+
+async def _submit_all(dispatcher: Dispatcher, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    if len(requests) == 1:
+        return [await _submit(dispatcher, requests[0])]
+    tasks = [asyncio.create_task(_submit(dispatcher, request)) for request in requests]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
@@ -126,11 +135,11 @@ async def _submit_all(dispatcher: Dispatcher, prepared: Sequence[PreparedRequest
         raise
 
 
-async def _submit(dispatcher: Dispatcher, request: PreparedRequest) -> Generation:
+async def _submit(dispatcher: Dispatcher, request: GenerationRequest) -> Generation:
     """Nothing to generate needs no worker."""
-    if request.generation.params.max_tokens == 0:
-        return EmptyGeneration(request.generation)
-    return await dispatcher.submit(request.generation)
+    if request.params.max_tokens == 0:
+        return EmptyGeneration(request)
+    return await dispatcher.submit(request)
 
 
 async def _pump(stream: TextStream, first_choice: int, queue: asyncio.Queue[_Item]) -> None:

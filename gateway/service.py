@@ -6,7 +6,7 @@ HTTP and gRPC edges -> ClusterDispatcher -> GatewayQueue (admission), Placement 
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
@@ -38,9 +38,11 @@ from gateway.process import HttpServer, shutdown_signals, wait_for
 from gateway.queue.admission import GatewayQueue
 from gateway.router import PrefillPolicy, Router
 from gateway.rpc import InferenceServicer
+from gateway.rpc.auth import KeyInterceptor
 from gateway.serving import ServingModel
 from gateway.status import GatewayStatus, StatusCollector, status_router
 from gateway.tasks import Fatal, end, spawn
+from gateway.tenants import ApiKeys
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class GatewayConfig:
     #: Bound on waiting requests.
     max_queue: int = 1024
     cors_origins: tuple[str, ...] = ()
+    #: Who may call; none: everybody.
+    keys: ApiKeys = field(default_factory=ApiKeys)
     max_body_bytes: int = 8 * 1024 * 1024
     #: Prompts with up to so many uncached tokens are prefilled on the decode worker.
     local_prefill_tokens: int = 32
@@ -107,6 +111,7 @@ class Gateway:
             capacity=lambda: prefill_capacity(self.cluster.workers()),
             speed=lambda: prefill_speed(self.cluster.workers()),
             max_waiting=config.max_queue,
+            weights=config.keys.weight_of,
             on_death=self._fatal.report,
         )
         self._traffic = TrafficWindow()
@@ -145,7 +150,13 @@ class Gateway:
     def _build_http(self) -> uvicorn.Config:
         options = HttpOptions(max_body_bytes=self.config.max_body_bytes, cors_origins=self.config.cors_origins)
         services = HttpServices(
-            self._model, self.dispatcher, self._metrics, self.readiness, options, self._tracing.tracer()
+            self._model,
+            self.dispatcher,
+            self._metrics,
+            self.readiness,
+            options,
+            self._tracing.tracer(),
+            self.config.keys,
         )
         app = create_app(services)
         app.include_router(status_router(self.status))
@@ -189,8 +200,11 @@ class Gateway:
         """Listen, then look for workers. Raises ConfigError if a port is taken."""
         listener = bind(self.config.http.host, self.config.http.port)
         self.http_address = Address(self.config.http.host, listener.getsockname()[1])
-        rpc = self._rpc = RpcServer(max_message_bytes=self.config.max_body_bytes)
-        servicer = InferenceServicer(self._model, self.dispatcher, self._metrics, self._tracing.tracer())
+        keys = self.config.keys
+        rpc = self._rpc = RpcServer(
+            max_message_bytes=self.config.max_body_bytes, interceptors=[KeyInterceptor(keys)] if keys.required else []
+        )
+        servicer = InferenceServicer(self._model, self.dispatcher, self._metrics, self._tracing.tracer(), keys)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, rpc.grpc)
         grpc_port = await rpc.start(self.config.grpc.host, self.config.grpc.port, [_RPC_SERVICE])
         self.grpc_address = Address(self.config.grpc.host, grpc_port)

@@ -1,6 +1,6 @@
 """The one factory of gRPC servers: limits, error table, health and reflection."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import grpc
 import grpc.aio
@@ -29,12 +29,18 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 class RpcServer:
     """A grpc.aio server with standard health and reflection. Not yet listening when made."""
 
-    def __init__(self, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # generic in the stubs only
+    ) -> None:
+        """`interceptors` see calls first; they end them themselves (`common.rpc.status.abort_with`)."""
         options = [
             (key, max_message_bytes if key == "grpc.max_receive_message_length" else value)
             for key, value in SERVER_OPTIONS
         ]
-        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+        self.grpc = grpc.aio.server(interceptors=[*interceptors, ErrorInterceptor()], options=options)
         self._services: tuple[str, ...] = ()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # absent from the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

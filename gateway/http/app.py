@@ -8,7 +8,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.cors import CORSMiddleware
 
 from common.errors import NoWorker
-from gateway.http.errors import error_response, install_error_handlers
+from gateway.http.auth import RequireKey
+from gateway.http.errors import AnswerBugs, error_response, install_error_handlers
 from gateway.http.observe import ObserveRequests
 from gateway.http.routes import openai_router
 from gateway.http.services import HttpServices
@@ -22,9 +23,12 @@ def create_app(services: HttpServices) -> FastAPI:
     app.include_router(openai_router(services))
     _add_probes(app, services)
     install_error_handlers(app)
-    app.add_middleware(ObserveRequests, metrics=services.metrics, tracer=services.tracer)
+    # From the innermost to the outermost: a refused key is seen by browsers, and everything has its id.
+    app.add_middleware(RequireKey, keys=services.keys)
+    app.add_middleware(AnswerBugs)
     if services.options.cors_origins:
         _allow_origins(app, services.options.cors_origins)
+    app.add_middleware(ObserveRequests, metrics=services.metrics, tracer=services.tracer)
     return app
 
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import PayloadTooLarge, TandemError
 
@@ -57,14 +58,40 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 def error_response(error: Exception) -> JSONResponse:
-    return JSONResponse(error_body(error), status_code=http_status(error), headers=_retry_header(error))
+    return JSONResponse(error_body(error), status_code=http_status(error), headers=_headers(error))
 
 
 def install_error_handlers(app: FastAPI) -> None:
+    """What is not ours, a bug, is for `AnswerBugs`."""
     app.add_exception_handler(TandemError, _on_error)
-    app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(HTTPException, _on_routing_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
+
+
+class AnswerBugs:
+    """ASGI middleware: what no handler expected is logged and answered as a 500.
+
+    The framework's own way would answer outside of every other middleware, without request id and CORS headers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal begun
+            begun = begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting_send)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            LOG.exception("request %s failed", scope.get("state", {}).get("request_id", ""))
+            await error_response(error)(scope, receive, send)
 
 
 def _body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -72,9 +99,12 @@ def _body(status: int, message: str, *, param: str | None = None, code: str | No
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
-def _retry_header(error: Exception) -> dict[str, str]:
-    """`Retry-After` in whole seconds, at least one, wherever trying again makes sense."""
-    if http_status(error) not in (429, 503) or not isinstance(error, TandemError):
+def _headers(error: Exception) -> dict[str, str]:
+    """`Retry-After` in whole seconds, at least one, wherever trying again makes sense; how to authenticate."""
+    status = http_status(error)
+    if status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if status not in (429, 503) or not isinstance(error, TandemError):
         return {}
     return {"Retry-After": str(max(1, math.ceil(error.retry_after or 1)))}
 

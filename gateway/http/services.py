@@ -9,6 +9,7 @@ from opentelemetry.trace import Tracer
 from gateway.accounting import EdgeMetrics
 from gateway.generation import Dispatcher
 from gateway.serving import ServingModel
+from gateway.tenants import ApiKeys
 
 MEBIBYTE = 1024 * 1024
 
@@ -39,3 +40,5 @@ class HttpServices:
     options: HttpOptions = field(default_factory=HttpOptions)
     #: Makes the server spans; the default one does nothing unless a global provider is set.
     tracer: Tracer = field(default_factory=lambda: trace.get_tracer("tandem.gateway"))
+    #: Who may call; none: everybody.
+    keys: ApiKeys = field(default_factory=ApiKeys)

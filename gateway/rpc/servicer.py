@@ -22,8 +22,10 @@ from gateway.answer import Answer, open_answer
 from gateway.generation import Dispatcher
 from gateway.options import GenerationOptions
 from gateway.prompts import chat_ids, text_ids
+from gateway.rpc.auth import tenant_of
 from gateway.rpc.convert import delta_to_proto, options_from_proto, summary_to_proto, turns_from_proto
 from gateway.serving import ServingModel
+from gateway.tenants import ApiKeys
 from gateway.validation import PreparedRequest, check_options, check_prompt, prepare
 
 _SERVICE = "tandem.v1.Inference"
@@ -38,12 +40,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Serves one model through a dispatcher."""
 
     def __init__(
-        self, model: ServingModel, dispatcher: Dispatcher, metrics: EdgeMetrics, tracer: Tracer | None = None
+        self,
+        model: ServingModel,
+        dispatcher: Dispatcher,
+        metrics: EdgeMetrics,
+        tracer: Tracer | None = None,
+        keys: ApiKeys | None = None,
     ) -> None:
+        """`keys`: those that the server's interceptor asks for (`gateway.rpc.auth`), to tell tenants apart."""
         self._model = model
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._tracer = tracer if tracer is not None else trace.get_tracer("tandem.gateway")
+        self._keys = keys if keys is not None else ApiKeys()
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Responses:
         """Completes a prompt. Raises TandemError."""
@@ -109,7 +118,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def _observed(self, method: str, context: Context) -> Iterator[tuple[RequestRecord, Span]]:
         """Server span, metrics and log line of one call; the status is known by how the block is left."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        record = RequestRecord(self._metrics, request_id(metadata.get("x-request-id", "")), f"{_SERVICE}/{method}")
+        tenant = tenant_of(self._keys, context.invocation_metadata())
+        id_ = request_id(metadata.get("x-request-id", ""))
+        record = RequestRecord(self._metrics, id_, f"{_SERVICE}/{method}", tenant)
         span = self._tracer.start_span(
             record.route,
             context=context_from(metadata.get("traceparent", "")),

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from gateway.http.app import HttpServices, create_app
 from gateway.http.listen import bind
 from gateway.http.services import HttpOptions
 from gateway.rpc import InferenceServicer
+from gateway.rpc.auth import KeyInterceptor
 from gateway.serving import ServingModel
+from gateway.tenants import ApiKeys
 from tests.common.text.model_folders import byte_level_folder
 
 
@@ -58,6 +60,7 @@ async def running_http(
     options: HttpOptions | None = None,
     tracer: Tracer | None = None,
     send_buffer: int | None = None,
+    keys: ApiKeys | None = None,
 ) -> AsyncIterator[Edge]:
     """uvicorn in this event loop; stops when the block is left. `send_buffer`: bytes that a socket holds."""
     listener = bind("127.0.0.1", 0)
@@ -67,7 +70,9 @@ async def running_http(
     edge = Edge(f"http://127.0.0.1:{port}", EdgeMetrics(CollectorRegistry()), port=port)
     services = HttpServices(model, dispatcher, edge.metrics, lambda: edge.readiness, options or HttpOptions())
     if tracer is not None:
-        services = HttpServices(model, dispatcher, edge.metrics, services.ready, services.options, tracer)
+        services = replace(services, tracer=tracer)
+    if keys is not None:
+        services = replace(services, keys=keys)
     config = uvicorn.Config(create_app(services), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = edge.server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -84,12 +89,12 @@ async def running_http(
 
 @asynccontextmanager
 async def running_grpc(
-    model: ServingModel, dispatcher: Dispatcher, *, tracer: Tracer | None = None
+    model: ServingModel, dispatcher: Dispatcher, *, tracer: Tracer | None = None, keys: ApiKeys | None = None
 ) -> AsyncIterator[tuple[str, EdgeMetrics]]:
     """The production gRPC server with the servicer; yields its address."""
     metrics = EdgeMetrics(CollectorRegistry())
-    server = RpcServer()
-    servicer = InferenceServicer(model, dispatcher, metrics, tracer)
+    server = RpcServer(interceptors=[KeyInterceptor(keys)] if keys is not None else [])
+    servicer = InferenceServicer(model, dispatcher, metrics, tracer, keys)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server.grpc)
     port = await server.start("127.0.0.1", 0, ["tandem.v1.Inference"])
     try:
