@@ -52,6 +52,8 @@ class GrammarState:
         self._grammar = grammar
         self._matcher = matcher
         self._terminated = False
+        #: The last `fill` found nothing that could follow.
+        self.stuck = False
 
     @property
     def num_words(self) -> int:
@@ -89,13 +91,16 @@ class GrammarState:
         """
         assert not self._terminated, "no token may follow the end of the grammar"
         assert words.shape == (self.num_words,), f"{words.shape} for {self.num_words} words"
-        if not self._matcher.fill_next_token_bitmask(words.reshape(1, -1)):
-            return False
-        if not words.any():
+        limited = self._fill(words)
+        self.stuck = limited and not words.any()
+        if self.stuck:
             for end in self._grammar.end_token_ids:
                 words[end // 32] |= np.uint32(1 << end % 32).astype(np.int32)
-        return True
+        return limited
 
     def _is_stuck(self) -> bool:
         words = np.empty(self.num_words, dtype=np.int32)
-        return self._matcher.fill_next_token_bitmask(words.reshape(1, -1)) and not words.any()
+        return self._fill(words) and not words.any()
+
+    def _fill(self, words: Words) -> bool:
+        return bool(self._matcher.fill_next_token_bitmask(words.reshape(1, -1)))
