@@ -11,6 +11,7 @@ from common.errors import NoWorker
 from gateway.http.auth import RequireKey
 from gateway.http.errors import AnswerBugs, error_response, install_error_handlers
 from gateway.http.observe import ObserveRequests
+from gateway.http.responses.routes import responses_router
 from gateway.http.routes import openai_router
 from gateway.http.services import HttpServices
 
@@ -21,6 +22,7 @@ def create_app(services: HttpServices) -> FastAPI:
     """An ASGI application; any number of them can live in one process."""
     app = FastAPI(title="Tandem", description="OpenAI-compatible inference with prefill and decode apart")
     app.include_router(openai_router(services))
+    app.include_router(responses_router(services))
     _add_probes(app, services)
     install_error_handlers(app)
     # From the innermost to the outermost: a refused key is seen by browsers, and everything has its id.
@@ -54,7 +56,7 @@ def _allow_origins(app: FastAPI, origins: tuple[str, ...]) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(origins),
-        allow_methods=["GET", "POST", "OPTIONS"],
+        allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
         allow_headers=["*"],
         expose_headers=["X-Request-Id", "Retry-After"],
     )

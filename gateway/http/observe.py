@@ -10,8 +10,11 @@ from gateway.accounting import EdgeMetrics, RequestRecord, request_id
 #: Probes and scrapes come every few seconds and say nothing about clients.
 _UNOBSERVED = frozenset({"/health", "/ready", "/metrics", "/tandem/status"})
 #: Metric labels; anything else becomes "other", so that clients cannot make new time series.
-_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
+_ROUTES = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"}
+)
 _MODEL_PREFIX = "/v1/models/"
+_RESPONSE_PREFIX = "/v1/responses/"
 
 
 class ObserveRequests:
@@ -77,4 +80,6 @@ def _as_get(scope: Scope) -> Scope:
 def _route(path: str) -> str:
     if path.startswith(_MODEL_PREFIX):
         return _MODEL_PREFIX + "{model}"
+    if path.startswith(_RESPONSE_PREFIX):
+        return _RESPONSE_PREFIX + "{id}"
     return path if path in _ROUTES else "other"

@@ -8,6 +8,8 @@ from opentelemetry.trace import Tracer
 
 from gateway.accounting import EdgeMetrics
 from gateway.generation import Dispatcher
+from gateway.http.responses.memory_store import MemoryStore
+from gateway.http.responses.store import ResponseStore
 from gateway.serving import ServingModel
 from gateway.tenants import ApiKeys
 
@@ -42,3 +44,5 @@ class HttpServices:
     tracer: Tracer = field(default_factory=lambda: trace.get_tracer("tandem.gateway"))
     #: Who may call; none: everybody.
     keys: ApiKeys = field(default_factory=ApiKeys)
+    #: Where answers of the Responses API are kept.
+    responses: ResponseStore = field(default_factory=MemoryStore)

@@ -18,6 +18,7 @@ from gateway.accounting import EdgeMetrics
 from gateway.generation import Dispatcher
 from gateway.http.app import HttpServices, create_app
 from gateway.http.listen import bind
+from gateway.http.responses.store import ResponseStore
 from gateway.http.services import HttpOptions
 from gateway.rpc import InferenceServicer
 from gateway.rpc.auth import KeyInterceptor
@@ -61,6 +62,7 @@ async def running_http(
     tracer: Tracer | None = None,
     send_buffer: int | None = None,
     keys: ApiKeys | None = None,
+    responses: ResponseStore | None = None,
 ) -> AsyncIterator[Edge]:
     """uvicorn in this event loop; stops when the block is left. `send_buffer`: bytes that a socket holds."""
     listener = bind("127.0.0.1", 0)
@@ -73,6 +75,8 @@ async def running_http(
         services = replace(services, tracer=tracer)
     if keys is not None:
         services = replace(services, keys=keys)
+    if responses is not None:
+        services = replace(services, responses=responses)
     config = uvicorn.Config(create_app(services), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = edge.server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

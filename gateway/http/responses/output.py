@@ -198,6 +198,10 @@ class Output:
             events += self._last_words(self._open)
         return _merged(events) + self._close(status)
 
+    def abandon(self) -> None:
+        """The answer breaks off here; its last item stays as it is."""
+        self._close("incomplete")
+
     def _take(self, part: Part) -> list[Json]:
         match part:
             case TextPart(text):

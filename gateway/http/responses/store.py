@@ -1,11 +1,13 @@
 """What is kept of answers, for their owners to read and to go on from. Text is personal: it is kept for a time only."""
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from gateway.http.formats import Json
 
+_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 #: Characters of one stored response with its input; a longer one is not stored.
 MAX_CHARACTERS = 4 * 1024 * 1024
 
@@ -51,6 +53,11 @@ class ResponseStore(Protocol):
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Whether there was one. Raises StoreUnavailable if it may still be there."""
         ...
+
+
+async def find(store: ResponseStore, tenant: str, response_id: str) -> StoredResponse | None:
+    """As `store.get`; what cannot be an id of ours is not looked for."""
+    return await store.get(tenant, response_id) if _RESPONSE_ID.fullmatch(response_id) else None
 
 
 class NoStore:

@@ -1,0 +1,76 @@
+"""The routes of the Responses API: create, read, delete, and list the input of stored responses."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from common.errors import InvalidRequest, NotFound
+from gateway.http.body import read_body
+from gateway.http.formats import Json
+from gateway.http.respond import GenerationResponse
+from gateway.http.responses.paging import page
+from gateway.http.responses.request import response_call
+from gateway.http.responses.schemas import ResponseBody
+from gateway.http.responses.store import StoredResponse, find
+from gateway.http.services import HttpServices
+from gateway.tenants import DEFAULT_TENANT
+
+
+def responses_router(services: HttpServices) -> APIRouter:
+    """Routes under /v1/responses, over the given services."""
+    router = APIRouter(prefix="/v1/responses")
+    store, options = services.responses, services.options
+
+    async def stored(request: Request, response_id: str) -> StoredResponse:
+        found = await find(store, _tenant(request), response_id)
+        if found is None:
+            raise _not_found(response_id)
+        return found
+
+    @router.post("", openapi_extra=_BODY, response_class=Response)
+    async def create(request: Request) -> Response:
+        body = await read_body(
+            request, ResponseBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
+        )
+        call = await response_call(body, services.model, services.dispatcher.limits(), store, _tenant(request))
+        return GenerationResponse(services, [call.prepared], call.writer, request.state.record, stream=call.stream)
+
+    @router.get("/{response_id}")
+    async def retrieve(request: Request, response_id: str) -> Json:
+        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+            raise InvalidRequest(
+                "stream: only running responses are streamed", field="stream", code="unsupported_parameter"
+            )
+        return (await stored(request, response_id)).response
+
+    @router.delete("/{response_id}")
+    async def delete(request: Request, response_id: str) -> Json:
+        await stored(request, response_id)
+        await store.delete(_tenant(request), response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.get("/{response_id}/input_items")
+    async def input_items(request: Request, response_id: str) -> Json:
+        return page((await stored(request, response_id)).input, request.query_params)
+
+    @router.post("/{response_id}/cancel")
+    async def cancel(request: Request, response_id: str) -> Json:
+        await stored(request, response_id)
+        raise InvalidRequest("only background responses can be cancelled, and there are none; close the connection")
+
+    return router
+
+
+def _tenant(request: Request) -> str:
+    tenant: str = getattr(request.state, "tenant", DEFAULT_TENANT)
+    return tenant
+
+
+def _not_found(response_id: str) -> NotFound:
+    return NotFound(f"the response {response_id[:64]!r} was not found", field="response_id", code="response_not_found")
+
+
+_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": ResponseBody.model_json_schema()}}}
+}
