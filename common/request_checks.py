@@ -44,3 +44,9 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for name, fine in ranges:
         if not fine:
             raise InvalidRequest(f"{name} {getattr(params, name)!r} is out of range", field=name)
+
+
+def check_grammar(params: SamplingParams, *, compiled: bool) -> None:
+    """Raise InvalidRequest for a grammar that is in `params` alone: the output would be any text."""
+    if params.grammar is not None and not compiled:
+        raise InvalidRequest("the grammar has not been compiled", field="grammar")

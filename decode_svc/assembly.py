@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from common.config import Address
+from common.engine.grammar import MaskFiller
 from common.engine.loop import EngineLoop
 from common.pb.tandem.v1 import decode_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import WorkerStatus
@@ -69,6 +70,7 @@ class DecodeWorker:
             transfer=self._transfer,
             post=self._post,
         )
+        self._masks = MaskFiller()
         self._engine = self._build_engine(parts, options, own_options)
         self._loop = EngineLoop(self._engine, name="decode-engine", on_fatal=context.fail, on_stall=context.stalled)
         self._servicer = DecodeServicer(
@@ -92,6 +94,7 @@ class DecodeWorker:
             worker_id=self._context.identity.worker_id,
             runner=parts.runner,
             sampler=parts.sampler,
+            masks=self._masks,
             pool=parts.pool,
             transfer=self._transfer,
             pacer=parts.pacer,
@@ -122,6 +125,7 @@ class DecodeWorker:
             await end_task(self._discovering)
         await self._pairs.close()
         await asyncio.to_thread(self._loop.stop, 5.0)
+        await asyncio.to_thread(self._masks.close)
         await asyncio.to_thread(self._transfer.close)
 
     def refuse_new_work(self) -> None:

@@ -2,10 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 
+from common.engine.scoring import PART_SIZE
 from common.pb.tandem.v1 import decode_pb2 as pb
 from common.pb.tandem.v1 import generation_pb2
 from common.rpc.convert import finish_to_proto, logprobs_to_proto
-from decode_svc.messages import AcceptedOut, DeltaOut, FinishedOut, GatewayOut, RejectedOut, ShortageOut
+from decode_svc.messages import (
+    AcceptedOut,
+    DeltaOut,
+    FinishedOut,
+    GatewayOut,
+    PromptLogprobsOut,
+    RejectedOut,
+    ShortageOut,
+)
 from decode_svc.request import Outcome
 
 _OUTCOMES = {
@@ -17,19 +26,31 @@ _OUTCOMES = {
 
 
 def to_messages(outputs: Sequence[GatewayOut], worker_id: str) -> Iterable[pb.DecodeMessage]:
-    """Answers to submissions first, then at most one Step with everything else, in order."""
+    """Answers to submissions first, then at most one Step with everything else, in order.
+
+    Prompt log probabilities may be many: what is more than PART_SIZE of them goes ahead in Steps of its own, so that no
+    message is too long. None is ever behind a delta of its request.
+    """
+    scores: list[pb.PromptLogprobsDelta] = []
+    num_scores = 0
     deltas: dict[tuple[str, int, int], pb.Delta] = {}
     finished = []
     for output in outputs:
         match output:
+            case PromptLogprobsOut():
+                if scores and num_scores + len(output.entries) > PART_SIZE:
+                    yield pb.DecodeMessage(step=pb.Step(prompt_logprobs=scores))
+                    scores, num_scores = [], 0
+                scores.append(_to_scores(output))
+                num_scores += len(output.entries)
             case DeltaOut():
                 _merge(deltas, output)
             case FinishedOut():
                 finished.append(_to_finished(output, worker_id))
             case _:
                 yield _to_answer(output)
-    if deltas or finished:
-        yield pb.DecodeMessage(step=pb.Step(deltas=deltas.values(), finished=finished))
+    if scores or deltas or finished:
+        yield pb.DecodeMessage(step=pb.Step(prompt_logprobs=scores, deltas=deltas.values(), finished=finished))
 
 
 def _to_answer(output: AcceptedOut | RejectedOut | ShortageOut) -> pb.DecodeMessage:
@@ -49,6 +70,15 @@ def _to_answer(output: AcceptedOut | RejectedOut | ShortageOut) -> pb.DecodeMess
                 retry_after_seconds=output.retry_after,
             )
             return pb.DecodeMessage(shortage=shortage)
+
+
+def _to_scores(output: PromptLogprobsOut) -> pb.PromptLogprobsDelta:
+    return pb.PromptLogprobsDelta(
+        request_id=output.request_id,
+        attempt=output.attempt,
+        first_position=output.first_position,
+        entries=[logprobs_to_proto(entry) for entry in output.entries],
+    )
 
 
 def _merge(deltas: dict[tuple[str, int, int], pb.Delta], output: DeltaOut) -> None:

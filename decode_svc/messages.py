@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.sampling import FinishReason, SampledToken, SamplingParams
+from common.sampling import FinishReason, SampledToken, SamplingParams, TokenLogprobs
 from decode_svc.request import DecodeRequest, Outcome, PrefillTarget, Timings
 
 # --- commands --------------------------------------------------------------------------------------
@@ -39,6 +39,15 @@ class FirstArrived:
 
     transfer_id: int
     tokens: Sequence[tuple[int, SampledToken]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsArrived:
+    """Those of prompt tokens from `first_position` on, from a prefill worker."""
+
+    transfer_id: int
+    first_position: int
+    entries: Sequence[TokenLogprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,17 @@ class ShortageOut:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobsOut:
+    """Those of prompt tokens from `first_position` on: a bounded number, without gaps or repeats, before any delta."""
+
+    stream: str
+    request_id: str
+    attempt: int
+    first_position: int
+    entries: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaOut:
     stream: str
     request_id: str
@@ -129,6 +149,8 @@ class RunOut:
     params: SamplingParams
     cache_salt: str
     traceparent: str
+    #: `params.grammar` as it was compiled here; empty without one.
+    compiled_grammar: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +161,6 @@ class CancelOut:
     transfer_id: int
 
 
-GatewayOut = AcceptedOut | RejectedOut | ShortageOut | DeltaOut | FinishedOut
+GatewayOut = AcceptedOut | RejectedOut | ShortageOut | PromptLogprobsOut | DeltaOut | FinishedOut
 PrefillOut = RunOut | CancelOut
 DecodeOutput = GatewayOut | PrefillOut

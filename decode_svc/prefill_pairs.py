@@ -22,8 +22,16 @@ from common.pb.tandem.v1 import prefill_pb2_grpc
 from common.pb.tandem.v1.transport_pb2 import SlotGrant as SlotGrantMessage
 from common.pb.tandem.v1.worker_pb2 import Manifest
 from common.rpc.channel import open_channel
-from common.rpc.convert import sampled_from_proto, sampling_to_proto
-from decode_svc.messages import CancelOut, FirstArrived, PrefillEnded, PrefillOut, PrefillProgressed, RunOut
+from common.rpc.convert import logprobs_from_proto, sampled_from_proto, sampling_to_proto
+from decode_svc.messages import (
+    CancelOut,
+    FirstArrived,
+    PrefillEnded,
+    PrefillOut,
+    PrefillProgressed,
+    PromptLogprobsArrived,
+    RunOut,
+)
 from kv_store.staging import SlotGrant
 from kv_store.transfer.worker import KVTransfer
 from kv_store.transport.base import PeerUnreachable
@@ -188,6 +196,8 @@ class PrefillPair:
         match event.WhichOneof("message"):
             case "first":
                 self._post(_from_first(event.first))
+            case "prompt_logprobs":
+                self._post(_from_prompt_logprobs(event.prompt_logprobs))
             case "progress":
                 self._post(PrefillProgressed(event.progress.transfer_id))
             case "terminal":
@@ -315,6 +325,7 @@ def _to_run(out: RunOut) -> pb.RunRequest:
         sampling=sampling_to_proto(out.params),
         cache_salt=out.cache_salt,
         traceparent=out.traceparent,
+        compiled_grammar=out.compiled_grammar,
     )
 
 
@@ -323,6 +334,11 @@ def _from_first(first: pb.First) -> FirstArrived:
         (t.choice, sampled_from_proto(t.token_id, t.logprobs if t.HasField("logprobs") else None)) for t in first.tokens
     ]
     return FirstArrived(first.transfer_id, tokens)
+
+
+def _from_prompt_logprobs(scores: pb.PromptLogprobs) -> PromptLogprobsArrived:
+    entries = [logprobs_from_proto(entry) for entry in scores.entries]
+    return PromptLogprobsArrived(scores.transfer_id, scores.first_position, entries)
 
 
 def _from_terminal(terminal: pb.Terminal) -> PrefillEnded:

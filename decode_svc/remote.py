@@ -4,6 +4,7 @@ Lives on the engine thread. Decides nothing about requests: it says whether a pr
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from decode_svc.messages import CancelOut, PrefillEnded, PrefillOut, RunOut
 from decode_svc.request import Job, PrefillTarget, Transfer
@@ -62,6 +63,8 @@ class RemotePrefills:
         self._jobs[transfer_id] = job
         slots = table.slots(table.num_computed, len(request.prompt_ids))
         self._transfer.open_receive(transfer_id, peer, table.num_computed, slots)
+        # What the gateway has already would be computed in vain, and keep the prefill worker from its cache.
+        params = request.params if job.wants_scores else replace(request.params, prompt_logprobs=None)
         self._emit(
             RunOut(
                 target,
@@ -70,9 +73,10 @@ class RemotePrefills:
                 request.prompt_ids,
                 table.num_computed,
                 tuple(choice.index for choice in job.fresh_choices),
-                request.params,
+                params,
                 request.cache_salt,
                 request.traceparent,
+                b"" if request.grammar is None else request.grammar.serialized,
             )
         )
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.engine.block_table import BlockTable
+from common.engine.grammar import Grammar, GrammarState
 from common.hashing import BlockHash, block_hashes
-from common.sampling import FinishReason, SamplingParams
+from common.sampling import FinishReason, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class DecodeRequest:
     traceparent: str = ""
     #: Seconds it may take from now; None: no limit.
     timeout: float | None = None
+    #: `params.grammar`, compiled.
+    grammar: Grammar | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -75,6 +78,7 @@ class Sequence:
         index: the choice's index, or PROMPT.
         output_ids: drawn or forced so far (none for the bare prompt).
         table: its blocks; `table.num_computed` of its tokens have their KV in them.
+        grammar: where `output_ids` have led to in the request's grammar; None without one, and when it is done.
     """
 
     def __init__(self, job: "Job", index: int, table: BlockTable, phase: Phase, output_ids: Seq[int] = ()) -> None:
@@ -84,6 +88,7 @@ class Sequence:
         self.phase = phase
         self.output_ids = list(output_ids)
         self.finish_reason: FinishReason | None = None
+        self.grammar: GrammarState | None = None
         self._hashes: tuple[int, Seq[BlockHash]] = (0, ())
 
     @property
@@ -108,6 +113,11 @@ class Sequence:
     def age(self) -> tuple[int, int]:
         """Sorts sequences, oldest first; kept over preemptions."""
         return (self.job.order, self.index)
+
+    @property
+    def reads_cache(self) -> bool:
+        """A prompt with tokens to be scored is computed whole: nothing remembers the scores of cached ones."""
+        return not (self.is_prompt and self.job.wants_scores)
 
     def hashes(self, block_size: int) -> Seq[BlockHash]:
         """Hashes of the full blocks of all known tokens; kept while the sequence waits for its turn."""
@@ -196,8 +206,23 @@ class Job:
         self.next_target = 0
         self.deadline = None if request.timeout is None else arrived + request.timeout
         self.timings = Timings(arrived)
+        #: Prompt tokens whose log probabilities the gateway has, from the second one on.
+        self.num_scored = 0
         #: How it is to end, once that is decided and only a transfer is still in the way.
         self.ending: tuple[Outcome, str] | None = None
+
+    @property
+    def wants_scores(self) -> bool:
+        """Log probabilities of prompt tokens are asked for and not all there yet."""
+        return self.request.params.prompt_logprobs is not None and self.num_scored < len(self.request.prompt_ids) - 1
+
+    def new_scores(self, first_position: int, entries: Seq[TokenLogprobs]) -> tuple[int, Seq[TokenLogprobs]] | None:
+        """What of `entries`, of the prompt's tokens from `first_position` on, the gateway has not got yet: a prompt
+        that is computed again is scored again. None if some before them are missing, or they are too many."""
+        known = self.num_scored + 1 - first_position
+        if first_position < 1 or known < 0 or first_position + len(entries) > len(self.request.prompt_ids):
+            return None
+        return first_position + known, entries[known:]
 
     @property
     def fresh_choices(self) -> list[Sequence]:

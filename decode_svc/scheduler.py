@@ -106,9 +106,11 @@ class DecodeScheduler:
         return taken == 0 or taken + _seats(sequence) <= self._max_batch_size
 
     def _reserve(self, sequence: Sequence) -> bool:
-        """Pin the cached prefix and reserve the rest, leaving the watermark unless nothing else holds blocks."""
+        """Pin the cached prefix (where it is of use) and reserve the rest, leaving the watermark unless nothing else
+        holds blocks."""
         table, count = sequence.table, sequence.num_tokens
-        table.adopt_prefix(sequence.tokens(0, count), sequence.hashes(self._pool.block_size))
+        if sequence.reads_cache:
+            table.adopt_prefix(sequence.tokens(0, count), sequence.hashes(self._pool.block_size))
         decoding = sum(1 for s in self._running if s.phase is Phase.DECODING)
         spare = max(self._watermark, decoding) if self._running or self._remote else 0
         if self._pool.num_available - table.missing(count) >= spare and table.reserve(count):

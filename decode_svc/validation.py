@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from common.engine.grammar import GrammarState
 from common.errors import ContextTooLong, InvalidRequest
-from common.request_checks import check_sampling, check_token_ids
-from decode_svc.request import DecodeRequest
+from common.request_checks import check_grammar, check_sampling, check_token_ids
+from decode_svc.request import ChoicePrefix, DecodeRequest
 
 #: A year; beyond some centuries a thread cannot wait.
 MAX_TIMEOUT = 365 * 86_400.0
@@ -24,6 +25,7 @@ def check_request(request: DecodeRequest, limits: RequestLimits) -> None:
     """Raise InvalidRequest naming the field that makes `request` impossible."""
     _check_tokens(request, limits)
     check_sampling(request.params, limits.vocab_size)
+    check_grammar(request.params, compiled=request.grammar is not None)
     _check_choices(request, limits)
     if request.timeout is not None and not request.timeout <= MAX_TIMEOUT:
         raise InvalidRequest(f"timeout_seconds {request.timeout!r} is out of range", field="timeout_seconds")
@@ -52,3 +54,25 @@ def _check_choices(request: DecodeRequest, limits: RequestLimits) -> None:
             raise InvalidRequest(f"{count} output tokens given, and no more may follow", field="choices")
         if count:
             check_token_ids(choice.output_ids, limits.vocab_size, field="choices")
+
+
+def start_grammars(request: DecodeRequest) -> list[GrammarState | None]:
+    """Where each choice's output so far leads to in the request's grammar; None for those that need none.
+
+    Raises InvalidRequest for output that this grammar does not allow (it came of another version of the compiler, or
+    of no grammar at all).
+    """
+    return [None if choice.finished else _start_grammar(request, choice) for choice in request.choices]
+
+
+def _start_grammar(request: DecodeRequest, choice: ChoicePrefix) -> GrammarState | None:
+    if request.grammar is None:
+        return None
+    state = request.grammar.start()
+    for index, token_id in enumerate(choice.output_ids):
+        if not state.try_accept(token_id):
+            message = f"the grammar does not allow token {token_id} as output token {index}"
+            raise InvalidRequest(message, field="choices")
+    if state.terminated:
+        raise InvalidRequest("the output has come to the grammar's end, and no more may follow", field="choices")
+    return state

@@ -5,7 +5,9 @@ Life of a request, all on the engine thread:
 1. `Submit`: checked, accepted, its prompt queued.
 2. Admitted: the cached prefix is pinned and blocks for the rest are reserved. The missing KV comes from a prefill
    worker (`RunOut`; KV lands by the transfer thread), or is computed here in chunks between decodes.
-3. First tokens: from the prefill worker (`FirstArrived`) or drawn here from the prompt's last logits.
+3. If asked for, log probabilities of the prompt's tokens: from the prefill worker (`PromptLogprobsArrived`) or with
+   each chunk that is computed here; they all leave before any token.
+   First tokens: from the prefill worker (`FirstArrived`) or drawn here from the prompt's last logits.
 4. The prompt is whole (`ReceiveFinished` ok, or the last local chunk): every open choice gets its blocks from it
    and joins the batch.
 5. A token per step until each choice has ended; then `FinishedOut`, with nothing held any more.
@@ -17,18 +19,18 @@ Cancel and deadline end the request from anywhere; while a transfer may still wr
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
-
-import torch
 
 from common.engine.batch import SequenceChunk
 from common.engine.block_pool import BlockPool
 from common.engine.block_table import BlockTable
+from common.engine.grammar import MaskFiller
 from common.engine.runner import ModelRunner
-from common.engine.sampler import Sampler, SampleRow
-from common.engine.scheduling import SpeedMeter, StepPacer
+from common.engine.sampler import Sampler
+from common.engine.scheduling import StepPacer
+from common.engine.scoring import in_parts
 from common.errors import InvalidRequest
-from common.sampling import FinishReason, SampledToken
+from common.sampling import FinishReason, SampledToken, TokenLogprobs
+from decode_svc.drawing import TokenDrawer
 from decode_svc.messages import (
     AcceptedOut,
     Cancel,
@@ -38,23 +40,19 @@ from decode_svc.messages import (
     FirstArrived,
     PrefillEnded,
     PrefillProgressed,
+    PromptLogprobsArrived,
+    PromptLogprobsOut,
     RejectedOut,
     ShortageOut,
     StreamGone,
     Submit,
 )
+from decode_svc.meters import Meters
 from decode_svc.remote import RemotePrefills
-from decode_svc.request import (
-    DecodeRequest,
-    Figures,
-    Job,
-    Outcome,
-    Phase,
-    Sequence,
-    Snapshot,
-)
+from decode_svc.request import DecodeRequest, Job, Outcome, Phase, Sequence, Snapshot
 from decode_svc.scheduler import DecodeScheduler, Work
-from decode_svc.validation import RequestLimits, check_request
+from decode_svc.time_limits import TimeLimits
+from decode_svc.validation import RequestLimits, check_request, start_grammars
 from kv_store.transfer.events import PeerLost, ReceiveFinished
 from kv_store.transfer.worker import KVTransfer
 
@@ -72,6 +70,7 @@ class DecodeEngine:
         worker_id: str,
         runner: ModelRunner,
         sampler: Sampler,
+        masks: MaskFiller,
         pool: BlockPool,
         transfer: KVTransfer,
         pacer: StepPacer,
@@ -88,13 +87,13 @@ class DecodeEngine:
     ) -> None:
         self._worker_id = worker_id
         self._runner = runner
-        self._sampler = sampler
+        self._drawer = TokenDrawer(sampler, masks)
         self._pool = pool
         self._pacer = pacer
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_waiting = max_waiting
-        self._prefill_timeout = prefill_timeout
+        self._time_limits = TimeLimits(prefill_timeout=prefill_timeout, clock=clock)
         self._emit = emit
         self._clock = clock
         self._scheduler = DecodeScheduler(pool, max_batch_size=max_batch_size)
@@ -109,9 +108,7 @@ class DecodeEngine:
             emit=self._send,
             clock=clock,
         )
-        self._figures = Figures()
-        self._prefill_speed = SpeedMeter()
-        self._decode_speed = SpeedMeter()
+        self._meters = Meters(pacer)
         self.snapshot = self._take_snapshot()
 
     # --- commands ----------------------------------------------------------------------------------
@@ -126,6 +123,8 @@ class DecodeEngine:
                 self._stream_gone(stream)
             case FirstArrived(transfer_id, tokens):
                 self._first_arrived(transfer_id, tokens)
+            case PromptLogprobsArrived(transfer_id, first_position, entries):
+                self._scores_arrived(transfer_id, first_position, entries)
             case PrefillProgressed(transfer_id):
                 self._remote.hear(transfer_id)
             case PrefillEnded():
@@ -143,6 +142,7 @@ class DecodeEngine:
         reply_to = (request.stream, *request.key)
         try:
             self._check(request)
+            grammars = start_grammars(request)
         except InvalidRequest as error:
             self._outputs.append(RejectedOut(*reply_to, error.field or "", error.message))
             return
@@ -152,10 +152,12 @@ class DecodeEngine:
             return
         tables = [BlockTable(self._pool, request.cache_salt) for _ in range(1 + len(request.choices))]
         job = Job(request, arrived=self._clock(), order=self._next_order, tables=tables)
+        for choice, grammar in zip(job.choices, grammars, strict=True):
+            choice.grammar = grammar
         self._next_order += 1
         self._jobs[request.key] = job
         self._scheduler.enqueue(job.prompt)
-        self._figures.accepted += 1
+        self._meters.figures.accepted += 1
         self._outputs.append(AcceptedOut(*reply_to))
 
     def _check(self, request: DecodeRequest) -> None:
@@ -180,19 +182,37 @@ class DecodeEngine:
 
     # --- remote prefill ----------------------------------------------------------------------------
 
+    def _scores_arrived(self, transfer_id: int, first_position: int, entries: Seq[TokenLogprobs]) -> None:
+        job = self._remote.hear(transfer_id)
+        if job is not None and not self._tell_scores(job, first_position, entries):
+            self._remote.abandon(job, failed=True, tell=True)
+
     def _first_arrived(self, transfer_id: int, tokens: Seq[tuple[int, SampledToken]]) -> None:
         if (job := self._remote.hear(transfer_id)) is None:
             return
         by_choice = dict(tokens)
-        for choice in job.fresh_choices:
-            if (token := by_choice.get(choice.index)) is not None:
-                self._append(choice, token)
+        drawn = [(choice, by_choice[choice.index]) for choice in job.fresh_choices if choice.index in by_choice]
+        if job.wants_scores or not all(self._is_possible(choice, token.token_id) for choice, token in drawn):
+            # Nothing that comes of it can be trusted.
+            self._remote.abandon(job, failed=True, tell=True)
+            return
+        for choice, token in drawn:
+            self._append(choice, token)
+
+    def _is_possible(self, choice: Sequence, token_id: int) -> bool:
+        """Whether a prefill worker of this model may have drawn it."""
+        if token_id >= self._limits.vocab_size:
+            return False
+        grammar = choice.job.request.grammar
+        # On a state of its own: the others' tokens may yet turn out wrong.
+        return grammar is None or grammar.start().try_accept(token_id)
 
     def _receive_finished(self, event: ReceiveFinished) -> None:
         job, landed = self._remote.finish(event)
         self._scheduler.remove(job.prompt)
         # Without its first tokens, which never came, the end of the prompt is computed here for its logits.
-        if landed and not job.fresh_choices:
+        # Nor is a prompt done with whose log probabilities did not come.
+        if landed and not job.fresh_choices and not job.wants_scores:
             self._prompt_filled(job)
         elif job.open_choices:
             # For the next target, or here; what landed whole is found in the cache.
@@ -225,7 +245,7 @@ class DecodeEngine:
         """The one terminal event; the job holds nothing any more."""
         assert not job.holds_blocks, f"request {job.request.request_id} has ended and holds blocks"
         del self._jobs[job.request.key]
-        self._figures.count_end(outcome)
+        self._meters.figures.count_end(outcome)
         request = job.request
         self._outputs.append(
             FinishedOut(
@@ -244,23 +264,11 @@ class DecodeEngine:
     # --- time limits -------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        limits = [self._limit_of(job) for job in self._jobs.values()]
-        soonest = min((limit for limit in limits if limit is not None), default=None)
-        return None if soonest is None else max(0.0, soonest - self._clock())
-
-    def _limit_of(self, job: Job) -> float | None:
-        if job.ending is not None:
-            return None
-        transfer = job.transfer
-        silent = None
-        if transfer is not None and not transfer.abandoned:
-            silent = transfer.heard + self._prefill_timeout
-        return min((limit for limit in (job.deadline, silent) if limit is not None), default=None)
+        return self._time_limits.seconds_left(self._jobs.values())
 
     def _expire(self) -> None:
-        now = self._clock()
-        for job in [job for job in self._jobs.values() if (limit := self._limit_of(job)) is not None and limit <= now]:
-            if job.deadline is not None and job.deadline <= now:
+        for job in self._time_limits.expired(self._jobs.values()):
+            if self._time_limits.is_overdue(job):
                 self._end(job, Outcome.DEADLINE, f"not finished within {job.request.timeout:.3f} s")
             else:
                 self._remote.abandon(job, failed=True, tell=True)
@@ -289,7 +297,7 @@ class DecodeEngine:
         if job.timings.admitted is None:
             job.timings.admitted = self._clock()
             job.timings.decode_cached_tokens = sequence.table.num_cached
-        self._figures.tokens_cached += sequence.table.num_cached
+        self._meters.figures.tokens_cached += sequence.table.num_cached
         if sequence.is_prompt and (found := self._remote.choose(job)) is not None:
             self._scheduler.set_remote(sequence)
             self._remote.start(job, *found)
@@ -298,29 +306,31 @@ class DecodeEngine:
 
     def _compute(self, work: Seq[Work]) -> None:
         begun = self._clock()
-        logits = self._runner.run([_to_chunk(item) for item in work])
-        drawn = self._draw([item.sequence for item in work if item.wants_logits], logits)
-        for item in work:
+        draw = self._drawer.start(work)
+        logits, scores = self._runner.run_scored([_to_chunk(item) for item in work])
+        drawn = draw.finish(logits)
+        for item, entries in zip(work, scores, strict=True):
             item.sequence.table.commit(item.sequence.tokens(item.start, item.end))
+            if entries:
+                whole = self._tell_scores(item.sequence.job, item.start + 1, entries)
+                assert whole, f"scored from {item.start} on, with {item.sequence.job.num_scored} entries before"
         for choice, token in drawn:
             self._append(choice, token)
         for item in work:
             self._advance(item.sequence)
-        self._record(work, self._clock() - begun)
+        self._meters.record_step(work, self._clock() - begun)
 
-    def _draw(self, sequences: Seq[Sequence], logits: torch.Tensor) -> list[tuple[Sequence, SampledToken]]:
-        """One logits row per sequence; a prompt's row serves every choice that wants its first token."""
-        rows = [
-            (index, choice)
-            for index, sequence in enumerate(sequences)
-            for choice in (sequence.job.fresh_choices if sequence.is_prompt else [sequence])
-        ]
-        if not rows:
-            return []
-        if len(rows) != len(sequences):
-            logits = logits[[index for index, _ in rows]]
-        tokens = self._sampler.sample(logits, [_to_row(choice) for _, choice in rows])
-        return [(choice, token) for (_, choice), token in zip(rows, tokens, strict=True)]
+    def _tell_scores(self, job: Job, first_position: int, entries: Seq[TokenLogprobs]) -> bool:
+        """Log probabilities of prompt tokens, to the gateway. False, and nothing told, if they do not fit."""
+        new = job.new_scores(first_position, entries)
+        if new is None:
+            return False
+        if job.wants_scores:
+            request = job.request
+            parts = in_parts(*new)
+            self._outputs += [PromptLogprobsOut(request.stream, *request.key, at, part) for at, part in parts]
+            job.num_scored += len(new[1])
+        return True
 
     def _append(self, choice: Sequence, token: SampledToken) -> None:
         """One more output token, told to the client; it may be the last."""
@@ -328,6 +338,7 @@ class DecodeEngine:
         choice.finish_reason = self._finish_reason(choice)
         if choice.finish_reason is not None:
             choice.phase = Phase.DONE
+            choice.grammar = None
         request = choice.job.request
         first_index = len(choice.output_ids) - 1
         self._outputs.append(
@@ -335,7 +346,13 @@ class DecodeEngine:
         )
 
     def _finish_reason(self, choice: Sequence) -> FinishReason | None:
+        """Why the choice's last token is its last. At the end of a grammar nothing can follow: that ends the choice
+        even if end tokens are to be ignored."""
         params, token_id = choice.job.request.params, choice.output_ids[-1]
+        if choice.grammar is not None:
+            choice.grammar.accept(token_id)
+            if choice.grammar.terminated:
+                return FinishReason.STOP
         if token_id in self._eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
         if token_id in params.stop_token_ids:
@@ -388,20 +405,6 @@ class DecodeEngine:
             choice.table.release()
             self._scheduler.enqueue(choice)
 
-    def _record(self, work: Seq[Work], seconds: float) -> None:
-        total = sum(item.end - item.start for item in work)
-        decoded = sum(1 for item in work if not item.sequence.is_prompt and item.end - item.start == 1)
-        context = sum((item.end - item.start) * (item.start + item.end) // 2 for item in work) // total
-        self._pacer.record(total, seconds, context)
-        if decoded == total:
-            self._decode_speed.record(decoded, seconds)
-        else:
-            self._prefill_speed.record(total - decoded, seconds)
-        self._figures.tokens_decoded += decoded
-        self._figures.tokens_filled += total - decoded
-        self._figures.steps += 1
-        self._figures.busy_seconds += seconds
-
     # --- outputs -----------------------------------------------------------------------------------
 
     def _send(self, output: DecodeOutput) -> None:
@@ -415,27 +418,18 @@ class DecodeEngine:
             self._emit(outputs)
 
     def _take_snapshot(self) -> Snapshot:
-        counts = self._pool.counts()
-        return Snapshot(
-            free=counts.free,
-            cached=counts.cached,
-            owned=counts.owned,
-            running=self._scheduler.num_running + self._scheduler.num_remote,
-            waiting=self._scheduler.num_waiting,
-            queued_tokens=self._scheduler.queued_tokens,
-            transfers=self._remote.num_open,
-            prefill_tokens_per_second=self._prefill_speed.rate(),
-            decode_tokens_per_second=self._decode_speed.rate(),
-            preemptions=self._scheduler.num_preemptions,
-            figures=replace(self._figures),
-        )
+        return self._meters.snapshot(self._pool, self._scheduler, transfers=self._remote.num_open)
 
 
 def _to_chunk(item: Work) -> SequenceChunk:
-    sequence = item.sequence
-    return SequenceChunk(sequence.tokens(item.start, item.end), item.start, sequence.table.blocks, item.wants_logits)
-
-
-def _to_row(choice: Sequence) -> SampleRow:
-    request = choice.job.request
-    return SampleRow(request.params, choice.index, len(choice.output_ids), request.prompt_ids, choice.output_ids)
+    sequence, job = item.sequence, item.sequence.job
+    # Each position is followed by the next prompt token, but for the very last. What is known is not scored again.
+    scored = sequence.is_prompt and job.wants_scores and item.end > job.num_scored
+    return SequenceChunk(
+        sequence.tokens(item.start, item.end),
+        item.start,
+        sequence.table.blocks,
+        item.wants_logits,
+        targets=job.request.prompt_ids[item.start + 1 : item.end + 1] if scored else (),
+        num_top=job.request.params.prompt_logprobs or 0,
+    )

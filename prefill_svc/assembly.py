@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import grpc.aio
 
+from common.engine.grammar import MaskFiller
 from common.engine.loop import EngineLoop
 from common.pb.tandem.v1 import prefill_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import WorkerStatus
@@ -36,9 +37,11 @@ class PrefillWorker:
             on_event=self._on_transfer_event,
             on_failure=context.fail,
         )
+        self._masks = MaskFiller()
         self._engine = PrefillEngine(
             runner=parts.runner,
             sampler=parts.sampler,
+            masks=self._masks,
             pool=parts.pool,
             transfer=self._transfer,
             pacer=parts.pacer,
@@ -69,6 +72,7 @@ class PrefillWorker:
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._loop.stop, 5.0)
+        await asyncio.to_thread(self._masks.close)
         await asyncio.to_thread(self._transfer.close)
 
     def refuse_new_work(self) -> None:

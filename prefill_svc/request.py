@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.engine.block_table import BlockTable
+from common.engine.grammar import Grammar
 from common.hashing import BlockHash
-from common.sampling import SampledToken, SamplingParams
+from common.sampling import SampledToken, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class PrefillRequest:
     params: SamplingParams
     cache_salt: str
     traceparent: str
+    #: `params.grammar`, compiled.
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +53,11 @@ class PrefillJob:
     def num_remaining(self) -> int:
         return self.num_prompt_tokens - self.table.num_computed
 
+    @property
+    def reads_cache(self) -> bool:
+        """A prompt whose tokens are scored is computed whole: nothing remembers the scores of cached ones."""
+        return self.request.params.prompt_logprobs is None
+
 
 @dataclass(frozen=True, slots=True)
 class FirstTokens:
@@ -58,6 +66,16 @@ class FirstTokens:
     peer: str
     transfer_id: int
     tokens: Sequence[tuple[int, SampledToken]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Those of the prompt's tokens from `first_position` on, a bounded number; all of them come before FirstTokens."""
+
+    peer: str
+    transfer_id: int
+    first_position: int
+    entries: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +103,7 @@ class Ended:
     transfer_seconds: float = 0.0
 
 
-PrefillOutput = FirstTokens | Progressed | Ended
+PrefillOutput = FirstTokens | PromptLogprobs | Progressed | Ended
 
 
 @dataclass(frozen=True, slots=True)

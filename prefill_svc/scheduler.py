@@ -70,7 +70,8 @@ class PrefillScheduler:
         """Start waiting jobs, in order, as long as the next one fits whole; yields each with its blocks reserved."""
         while self._waiting and len(self._running) < self._max_batch_size:
             job = self._waiting[0]
-            job.table.adopt_prefix(job.request.prompt_ids, job.hashes)
+            if job.reads_cache:
+                job.table.adopt_prefix(job.request.prompt_ids, job.hashes)
             if not job.table.reserve(job.num_prompt_tokens):
                 job.table.release()
                 return

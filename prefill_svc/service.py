@@ -27,6 +27,7 @@ from prefill_svc.request import (
     PrefillOutput,
     PrefillRequest,
     Progressed,
+    PromptLogprobs,
     Run,
 )
 
@@ -243,6 +244,14 @@ def _to_event(output: PrefillOutput) -> pb.PrefillEvent:
     match output:
         case FirstTokens():
             return pb.PrefillEvent(first=_to_first(output))
+        case PromptLogprobs():
+            return pb.PrefillEvent(
+                prompt_logprobs=pb.PromptLogprobs(
+                    transfer_id=output.transfer_id,
+                    first_position=output.first_position,
+                    entries=[logprobs_to_proto(entry) for entry in output.entries],
+                )
+            )
         case Progressed():
             return pb.PrefillEvent(progress=pb.Progress(transfer_id=output.transfer_id, tokens_done=output.tokens_done))
         case Ended():

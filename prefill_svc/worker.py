@@ -4,7 +4,8 @@ Life of a job, all on the engine thread:
 
 1. `Run` arrives: validated, queued.
 2. Admitted: blocks reserved, the cached prefix found; its KV goes out at once.
-3. Each step computes a chunk; after each layer the transfer thread is told that the layer's KV is final.
+3. Each step computes a chunk; after each layer the transfer thread is told that the layer's KV is final. The chunk's
+   prompt log probabilities are reported if they are asked for; such a prompt is computed whole.
 4. After the last chunk the first token of each wanted choice is drawn and reported, and the send is closed.
 5. `SendFinished` comes from the transfer thread: blocks go back to the pool (still cached), `Ended` is reported.
 
@@ -20,12 +21,15 @@ import torch
 from common.engine.batch import SequenceChunk
 from common.engine.block_pool import BlockPool
 from common.engine.block_table import BlockTable
+from common.engine.grammar import GrammarState, MaskFiller, PendingMasks
 from common.engine.runner import ModelRunner
 from common.engine.sampler import Sampler, SampleRow
 from common.engine.scheduling import SpeedMeter, StepPacer, TokenBudget
+from common.engine.scoring import in_parts
 from common.errors import InvalidRequest
 from common.hashing import block_hashes
-from common.request_checks import check_sampling, check_token_ids
+from common.request_checks import check_grammar, check_sampling, check_token_ids
+from common.sampling import TokenLogprobs
 from kv_store.transfer.events import PeerLost, SendFinished
 from kv_store.transfer.worker import KVTransfer
 from prefill_svc.request import (
@@ -38,6 +42,7 @@ from prefill_svc.request import (
     PrefillOutput,
     PrefillRequest,
     Progressed,
+    PromptLogprobs,
     Run,
     Snapshot,
 )
@@ -60,6 +65,7 @@ class PrefillEngine:
         *,
         runner: ModelRunner,
         sampler: Sampler,
+        masks: MaskFiller,
         pool: BlockPool,
         transfer: KVTransfer,
         pacer: StepPacer,
@@ -71,6 +77,7 @@ class PrefillEngine:
     ) -> None:
         self._runner = runner
         self._sampler = sampler
+        self._masks = masks
         self._pool = pool
         self._transfer = transfer
         self._pacer = pacer
@@ -136,6 +143,7 @@ class PrefillEngine:
         try:
             check_token_ids(request.prompt_ids, self._vocab_size, field="prompt_ids")
             check_sampling(request.params, self._vocab_size)
+            check_grammar(request.params, compiled=request.grammar is not None)
         except InvalidRequest as error:
             return "rejected", f"{error.field}: {error.message}"
         if self._scheduler.num_waiting >= self._max_waiting:
@@ -239,17 +247,28 @@ class PrefillEngine:
                 for chunk in chunks:
                     chunk.job.last_layer = now
 
-        logits = self._runner.run([_to_sequence_chunk(chunk) for chunk in chunks], layer_done if sends else None)
-        self._draw_first_tokens([chunk.job for chunk in chunks if _wants_logits(chunk)], logits)
+        drawing = [chunk.job for chunk in chunks if _wants_logits(chunk)]
+        # Beside the forward pass. Every choice begins at the grammar's beginning, so that one mask serves them all.
+        masks = self._masks.start([_start_of_grammar(job) for job in drawing])
+        sequence_chunks = [_to_sequence_chunk(chunk) for chunk in chunks]
+        logits, scores = self._runner.run_scored(sequence_chunks, layer_done if sends else None)
+        for chunk, entries in zip(chunks, scores, strict=True):
+            self._report_scores(chunk, entries)
+        self._draw_first_tokens(drawing, masks, logits)
         for chunk in chunks:
             self._advance(chunk)
         self._record(chunks, time.monotonic() - begun)
 
-    def _draw_first_tokens(self, jobs: Sequence[PrefillJob], logits: torch.Tensor) -> None:
-        """One logits row per job, several choices per row; each choice has its own random stream."""
+    def _report_scores(self, chunk: Chunk, entries: Sequence[TokenLogprobs]) -> None:
+        request = chunk.job.request
+        for first_position, part in in_parts(chunk.start + 1, entries):
+            self._outputs.append(PromptLogprobs(request.peer, request.transfer_id, first_position, part))
+
+    def _draw_first_tokens(self, jobs: Sequence[PrefillJob], masks: PendingMasks, logits: torch.Tensor) -> None:
+        """One logits row and one mask per job, several choices per row; each choice has its own random stream."""
         rows = [
-            (index, SampleRow(job.request.params, choice, 0, job.request.prompt_ids, ()))
-            for index, job in enumerate(jobs)
+            (index, SampleRow(job.request.params, choice, 0, job.request.prompt_ids, (), allowed))
+            for index, (job, allowed) in enumerate(zip(jobs, masks.wait(), strict=True))
             for choice in job.request.first_choices
         ]
         if not rows:
@@ -301,10 +320,21 @@ class PrefillEngine:
 
 
 def _to_sequence_chunk(chunk: Chunk) -> SequenceChunk:
-    prompt_ids = chunk.job.request.prompt_ids
+    request = chunk.job.request
+    num_top = request.params.prompt_logprobs
     return SequenceChunk(
-        prompt_ids[chunk.start : chunk.end], chunk.start, chunk.job.table.blocks, wants_logits=_wants_logits(chunk)
+        request.prompt_ids[chunk.start : chunk.end],
+        chunk.start,
+        chunk.job.table.blocks,
+        wants_logits=_wants_logits(chunk),
+        # Each position is followed by the next prompt token, but for the very last.
+        targets=() if num_top is None else request.prompt_ids[chunk.start + 1 : chunk.end + 1],
+        num_top=num_top or 0,
     )
+
+
+def _start_of_grammar(job: PrefillJob) -> GrammarState | None:
+    return None if job.request.grammar is None else job.request.grammar.start()
 
 
 def _wants_logits(chunk: Chunk) -> bool:

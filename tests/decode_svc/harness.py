@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from common.engine.block_pool import BlockPool
+from common.engine.grammar import Grammar
 from common.engine.scheduling import StepPacer
-from common.sampling import FinishReason, SampledToken
+from common.engine.scoring import in_parts
+from common.sampling import FinishReason, SampledToken, TokenLogprobs
 from decode_svc.messages import (
     AcceptedOut,
     CancelOut,
@@ -16,6 +18,8 @@ from decode_svc.messages import (
     FinishedOut,
     FirstArrived,
     PrefillEnded,
+    PromptLogprobsArrived,
+    PromptLogprobsOut,
     RejectedOut,
     RunOut,
     ShortageOut,
@@ -25,7 +29,18 @@ from decode_svc.request import DecodeRequest, Outcome
 from decode_svc.validation import RequestLimits
 from decode_svc.worker import DecodeEngine
 from kv_store.transfer.events import ReceiveFinished
-from tests.factories.engines import EOS, SAMPLER, VOCAB, FakeKVCache, FakeRunner, FakeTransfer, next_token, reference
+from tests.factories.engines import (
+    EOS,
+    MASKS,
+    SAMPLER,
+    VOCAB,
+    FakeKVCache,
+    FakeRunner,
+    FakeTransfer,
+    first_tokens,
+    prompt_scores,
+    reference,
+)
 
 Key = tuple[str, int]
 
@@ -48,6 +63,7 @@ class Told:
     tokens: list[list[int]] = field(default_factory=list)
     sampled: list[list[SampledToken]] = field(default_factory=list)
     reasons: dict[int, FinishReason] = field(default_factory=dict)
+    scores: list[TokenLogprobs] = field(default_factory=list)
     finished: FinishedOut | None = None
     cancelled: bool = False
     #: Choices cancelled one by one, before they had ended.
@@ -61,6 +77,11 @@ class Told:
     def open(self) -> bool:
         return self.accepted and self.finished is None
 
+    @property
+    def scores_wanted(self) -> list[TokenLogprobs]:
+        num_top = self.request.params.prompt_logprobs
+        return [] if num_top is None else prompt_scores(self.request.prompt_ids, num_top)
+
     def outcome(self) -> Outcome | None:
         return None if self.finished is None else self.finished.outcome
 
@@ -71,6 +92,8 @@ class Remote:
 
     run: RunOut
     landed: int = 0
+    #: Prompt tokens whose log probabilities were sent.
+    scored: int = 0
     first_sent: bool = False
     #: Its Terminal was sent, or its stream is gone.
     over: bool = False
@@ -110,6 +133,7 @@ class DecodeHarness:
             worker_id="decode-0",
             runner=cast(Any, self.runner),
             sampler=SAMPLER,
+            masks=MASKS,
             pool=self.pool,
             transfer=cast(Any, self.transfer),
             pacer=StepPacer(budget, 1.0, min_tokens=budget),
@@ -161,8 +185,25 @@ class DecodeHarness:
     def send_first(self, remote: Remote) -> None:
         run = remote.run
         remote.first_sent = True
-        tokens = [(choice, next_token(run.prompt_ids, (), run.params, choice)) for choice in run.first_choices]
+        tokens = first_tokens(run.prompt_ids, run.params, run.first_choices, self.grammar_of(remote))
         self.engine.handle(FirstArrived(run.transfer_id, tokens))
+
+    def grammar_of(self, remote: Remote) -> Grammar | None:
+        """What the prefill worker makes of what it was sent."""
+        if not remote.run.compiled_grammar:
+            return None
+        grammars = {told.request.grammar for told in self.told.values() if told.request.grammar is not None}
+        return next(grammar for grammar in grammars if grammar.serialized == remote.run.compiled_grammar)
+
+    def send_scores(self, remote: Remote, count: int) -> None:
+        """Log probabilities of the next `count` prompt tokens, if they were asked for."""
+        run = remote.run
+        if run.params.prompt_logprobs is None:
+            return
+        entries = prompt_scores(run.prompt_ids, run.params.prompt_logprobs)[remote.scored : remote.scored + count]
+        for first_position, part in in_parts(remote.scored + 1, entries):
+            self.engine.handle(PromptLogprobsArrived(run.transfer_id, first_position, part))
+        remote.scored += len(entries)
 
     def send_terminal(self, remote: Remote, *, ok: bool) -> None:
         remote.over = True
@@ -173,6 +214,7 @@ class DecodeHarness:
     def complete(self, remote: Remote) -> None:
         """All that is left of a good prefill, in its usual order; the event is not passed on yet."""
         self.land(remote, len(remote.run.prompt_ids))
+        self.send_scores(remote, len(remote.run.prompt_ids))
         if not remote.first_sent and remote.run.first_choices:
             self.send_first(remote)
         if not remote.over:
@@ -209,6 +251,11 @@ class DecodeHarness:
                     self.cancels.append(output)
                 case AcceptedOut() | RejectedOut() | ShortageOut():
                     self.told[(output.request_id, output.attempt)].answers.append(output)
+                case PromptLogprobsOut():
+                    told = self.told[(output.request_id, output.attempt)]
+                    assert told.open, f"scores of {output.request_id}, which is not open"
+                    assert output.first_position == len(told.scores) + 1, f"{output} after {len(told.scores)} entries"
+                    told.scores += output.entries
                 case DeltaOut():
                     self._take_delta(output)
                 case FinishedOut():
@@ -221,6 +268,7 @@ class DecodeHarness:
         told = self.told[(delta.request_id, delta.attempt)]
         assert told.open, f"delta of {delta.request_id}, which is not open"
         assert delta.stream == told.request.stream, delta
+        assert told.scores == told.scores_wanted, f"delta of {delta.request_id} after {len(told.scores)} scores"
         tokens = told.tokens[delta.choice]
         assert delta.first_index == len(tokens), f"token {delta.first_index} after {len(tokens)} tokens"
         assert delta.choice not in told.reasons, f"token after the end of choice {delta.choice}"
@@ -262,11 +310,14 @@ class DecodeHarness:
         assert finished.outcome is not Outcome.FAILED, finished
         if finished.outcome is Outcome.CANCELLED:
             assert told.cancelled, f"{request.request_id} was never cancelled"
+        assert told.scores == told.scores_wanted[: len(told.scores)], f"scores of {request}: {told.scores}"
         assert finished.output_tokens == sum(len(tokens) for tokens in told.tokens), finished
         for index, tokens in enumerate(told.tokens):
             if request.choices[index].finished:
                 continue
-            expected, reason = reference(request.prompt_ids, request.params, index, self.max_request_tokens)
+            expected, reason = reference(
+                request.prompt_ids, request.params, index, self.max_request_tokens, request.grammar
+            )
             assert tokens == expected[: len(tokens)], f"choice {index} of {request}: {tokens}, not {expected}"
             if finished.outcome is Outcome.OK and index not in told.cancelled_choices:
                 assert tokens == expected and told.reasons.get(index) is reason, f"choice {index} of {request}: {told}"

@@ -6,11 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from common.engine.grammar import Grammar
 from common.sampling import SamplingParams
 from decode_svc.messages import Cancel, PrefillProgressed, StreamGone
 from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget
 from tests.decode_svc.harness import DecodeHarness, Remote, Told
-from tests.factories.engines import VOCAB, reference
+from tests.factories.engines import VOCAB, compile_regex, reference
 
 PEERS = ("p1:1", "p2:1")
 LONGEST = 40
@@ -32,6 +33,7 @@ sampling = st.builds(
     presence_penalty=st.sampled_from([0.0, 1.0]),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     logprobs=st.sampled_from([None, None, 2]),
+    prompt_logprobs=st.sampled_from([None, None, 0, 3]),
 )
 candidates = st.lists(st.sampled_from(PEERS), max_size=3).map(
     lambda addresses: tuple(PrefillTarget(address.split(":")[0], address) for address in addresses)
@@ -48,6 +50,11 @@ class Wanted:
     stream: str
     timeout: float | None
     replayed: tuple[int, ...]
+    regex: str | None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return None if self.regex is None else compile_regex(self.regex)
 
 
 wanted = st.builds(
@@ -61,6 +68,7 @@ wanted = st.builds(
         st.sampled_from([(0,), (0,), (0, 0), (0, 0, 0)]),
         st.lists(st.integers(0, 15), min_size=1, max_size=3).map(tuple),
     ),
+    regex=st.sampled_from([None, None, "[a-d]{2,6}", "([b-f]x?)+", "v*"]),
 )
 
 
@@ -109,11 +117,12 @@ class DecodeEngineMachine(RuleBasedStateMachine):
                     want.params,
                     want.targets,
                     timeout=want.timeout,
+                    grammar=want.grammar,
                 )
             )
 
     def prefix(self, want: Wanted, choice: int) -> ChoicePrefix:
-        output, _ = reference(want.prompt, want.params, choice, LONGEST)
+        output, _ = reference(want.prompt, want.params, choice, LONGEST, want.grammar)
         length = want.replayed[choice]
         return ChoicePrefix(tuple(output[:length]), finished=length >= len(output))
 
@@ -165,6 +174,14 @@ class DecodeEngineMachine(RuleBasedStateMachine):
     def kv_lands(self, data: st.DataObject, count: int) -> None:
         remote = data.draw(st.sampled_from(list(self.harness.remotes.values())))
         self.harness.land(remote, count)
+
+    @rule(data=st.data(), count=st.sampled_from([1, 5, LONGEST]), lost=st.sampled_from([0, 0, 0, 0, 2]))
+    @precondition(lambda self: self.harness.remotes)
+    def scores_come(self, data: st.DataObject, count: int, lost: int) -> None:
+        """In order; seldom with a hole."""
+        remote = data.draw(st.sampled_from(list(self.harness.remotes.values())))
+        remote.scored += lost
+        self.harness.send_scores(remote, count)
 
     @rule(data=st.data())
     @precondition(lambda self: self.harness.remotes)

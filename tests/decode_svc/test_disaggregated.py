@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.sampling import SamplingParams
-from decode_svc.messages import CancelOut, FirstArrived, PrefillEnded, PrefillProgressed
+from decode_svc.messages import CancelOut, FirstArrived, PrefillEnded, PrefillProgressed, PromptLogprobsArrived
 from decode_svc.request import ChoicePrefix, DecodeRequest, PrefillTarget
-from prefill_svc.request import Cancel, Ended, FirstTokens, PrefillRequest, Progressed
+from prefill_svc.request import Cancel, Ended, FirstTokens, PrefillRequest, Progressed, PromptLogprobs
 from tests.decode_svc.harness import DecodeHarness
-from tests.factories.engines import VOCAB
+from tests.factories.engines import VOCAB, compile_regex
 from tests.prefill_svc.harness import PrefillHarness
 
 ADDRESS = "p:1"
@@ -48,7 +48,16 @@ class System:
                 run = remote.run
                 self.prefill.run(
                     PrefillRequest(
-                        "d", transfer_id, "", run.prompt_ids, run.first_token, run.first_choices, run.params, "", ""
+                        "d",
+                        transfer_id,
+                        "",
+                        run.prompt_ids,
+                        run.first_token,
+                        run.first_choices,
+                        run.params,
+                        "",
+                        "",
+                        self.decode.grammar_of(remote),
                     )
                 )
         for cancel in self.decode.cancels[self._cancelled :]:
@@ -68,6 +77,9 @@ class System:
         match output:
             case FirstTokens():
                 self.decode.engine.handle(FirstArrived(output.transfer_id, output.tokens))
+            case PromptLogprobs():
+                arrived = PromptLogprobsArrived(output.transfer_id, output.first_position, output.entries)
+                self.decode.engine.handle(arrived)
             case Progressed():
                 self.decode.engine.handle(PrefillProgressed(output.transfer_id))
             case Ended():
@@ -108,7 +120,9 @@ requests = st.lists(
             temperature=st.sampled_from([0.0, 1.0]),
             seed=st.integers(0, 9),
             max_tokens=st.integers(1, 8),
+            prompt_logprobs=st.sampled_from([None, 0, 2]),
         ),
+        st.sampled_from([None, None, "[a-d]{2,6}", "([b-f]x?)+"]),
     ),
     min_size=1,
     max_size=5,
@@ -117,15 +131,24 @@ requests = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(requests, st.sampled_from([1, 3, 4, 5]), st.sampled_from([1, 4, 5, 16]), st.integers(0, 2**32))
-def test_the_tokens_are_those_of_the_reference(
-    wanted: list[tuple[int, int, int, SamplingParams]], decode_block: int, prefill_block: int, seed: int
+def test_tokens_and_scores_are_those_of_the_reference(
+    wanted: list[tuple[int, int, int, SamplingParams, str | None]], decode_block: int, prefill_block: int, seed: int
 ) -> None:
     system = System(decode_block, prefill_block, seed)
-    for number, (family, length, n, params) in enumerate(wanted):
+    for number, (family, length, n, params, regex) in enumerate(wanted):
         prompt = tuple((family * 7 + position * 5) % (VOCAB - 2) + 2 for position in range(length))
         targets = (PrefillTarget("p", ADDRESS),) if system.random.random() < 0.8 else ()
         system.decode.submit(
-            DecodeRequest("s", f"r{number}", 0, prompt, (ChoicePrefix(),) * n, params, prefill_targets=targets)
+            DecodeRequest(
+                "s",
+                f"r{number}",
+                0,
+                prompt,
+                (ChoicePrefix(),) * n,
+                params,
+                prefill_targets=targets,
+                grammar=None if regex is None else compile_regex(regex),
+            )
         )
         for _ in range(system.random.randint(0, 30)):
             system.tick()

@@ -13,13 +13,16 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
+import xgrammar
 from torch import Tensor
 
 from common.engine.batch import SequenceChunk
+from common.engine.grammar import Grammar, GrammarState, MaskFiller
 from common.engine.kv_cache import KVSpec
 from common.engine.sampler import Sampler, SampleRow
+from common.engine.sampler.logprobs import token_logprobs
 from common.pb.tandem.v1.transport_pb2 import TransportPeer
-from common.sampling import FinishReason, SampledToken, SamplingParams
+from common.sampling import FinishReason, SampledToken, SamplingParams, TokenLogprobs
 from kv_store.staging import SlotGrant, StagingCounts
 from kv_store.transfer.counters import Drop, TransferCounters
 from kv_store.transfer.events import Outcome, ReceiveFinished, SendFinished, TransferEvent
@@ -27,6 +30,9 @@ from kv_store.transfer.events import Outcome, ReceiveFinished, SendFinished, Tra
 VOCAB = 24
 EOS = 1
 SAMPLER = Sampler(VOCAB, (EOS,))
+MASKS = MaskFiller()
+#: Token i spells the i-th letter; the end token and token 0 spell nothing.
+LETTERS = "..abcdefghijklmnopqrstuv"
 
 
 @lru_cache(maxsize=1 << 16)
@@ -36,24 +42,63 @@ def logits_after(history: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.frombuffer(digest, dtype="<u2").astype(np.float32) / 8192.0)
 
 
-def next_token(prompt: Sequence[int], output: Sequence[int], params: SamplingParams, choice: int) -> SampledToken:
-    """What follows `output`, by definition."""
-    row = SampleRow(params, choice, len(output), prompt, output)
+@lru_cache(maxsize=32)
+def compile_regex(regex: str) -> Grammar:
+    """A grammar over LETTERS."""
+    tokens = [b"" if letter == "." else letter.encode() for letter in LETTERS]
+    info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=VOCAB, stop_token_ids=[EOS])
+    compiled = xgrammar.GrammarCompiler(info).compile_regex(regex)
+    return Grammar(compiled, str(compiled.serialize_json()).encode())
+
+
+def next_token(
+    prompt: Sequence[int],
+    output: Sequence[int],
+    params: SamplingParams,
+    choice: int,
+    state: GrammarState | None = None,
+) -> SampledToken:
+    """What follows `output`, which has led to `state` in the request's grammar, by definition."""
+    words = None if state is None else np.empty(state.num_words, dtype=np.int32)
+    allowed = words if state is not None and words is not None and state.fill(words) else None
+    row = SampleRow(params, choice, len(output), prompt, output, allowed)
     return SAMPLER.sample(logits_after((*prompt, *output))[None], [row])[0]
 
 
+def first_tokens(
+    prompt: Sequence[int], params: SamplingParams, choices: Sequence[int], grammar: Grammar | None = None
+) -> list[tuple[int, SampledToken]]:
+    """What a prefill worker draws."""
+    state = None if grammar is None else grammar.start()
+    return [(choice, next_token(prompt, (), params, choice, state)) for choice in choices]
+
+
 def reference(
-    prompt: Sequence[int], params: SamplingParams, choice: int, max_request_tokens: int
+    prompt: Sequence[int],
+    params: SamplingParams,
+    choice: int,
+    max_request_tokens: int,
+    grammar: Grammar | None = None,
 ) -> tuple[list[int], FinishReason]:
     """The whole output of one choice and why it ends, whatever happens on the way."""
     output: list[int] = []
+    state = None if grammar is None else grammar.start()
     while True:
-        token = next_token(prompt, output, params, choice).token_id
+        token = next_token(prompt, output, params, choice, state).token_id
         output.append(token)
+        if state is not None:
+            state.accept(token)
+            if state.terminated:
+                return output, FinishReason.STOP
         if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
             return output, FinishReason.STOP
         if len(output) >= params.max_tokens or len(prompt) + len(output) >= max_request_tokens:
             return output, FinishReason.LENGTH
+
+
+def prompt_scores(prompt: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """What is told of a prompt's tokens from the second on, by definition."""
+    return [token_logprobs(logits_after(tuple(prompt[:i])), prompt[i], num_top) for i in range(1, len(prompt))]
 
 
 class FakeKVCache:
@@ -92,9 +137,9 @@ class FakeRunner:
         #: Chunks of each call, for tests that look at batches.
         self.calls: list[list[SequenceChunk]] = []
 
-    def run(
+    def run_scored(
         self, chunks: Sequence[SequenceChunk], on_layer: Callable[[int, torch.cuda.Event | None], None] | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, list[list[TokenLogprobs]]]:
         assert chunks and all(len(chunk.token_ids) for chunk in chunks), "an empty batch or chunk"
         self.calls.append(list(chunks))
         size = self.kv_cache.spec.block_size
@@ -110,7 +155,11 @@ class FakeRunner:
             for layer in range(self.kv_cache.spec.num_layers):
                 on_layer(layer, None)
         rows = [logits_after(h) for h, c in zip(histories, chunks, strict=True) if c.wants_logits]
-        return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+        scores = [
+            [token_logprobs(logits_after(h[: c.start + i]), target, c.num_top) for i, target in enumerate(c.targets, 1)]
+            for h, c in zip(histories, chunks, strict=True)
+        ]
+        return torch.stack(rows) if rows else torch.empty(0, VOCAB), scores
 
 
 @dataclass

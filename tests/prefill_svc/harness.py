@@ -6,10 +6,19 @@ from typing import Any, cast
 
 from common.engine.block_pool import BlockPool
 from common.engine.scheduling import StepPacer
-from common.sampling import SampledToken
-from prefill_svc.request import Ended, FirstTokens, PrefillOutput, PrefillRequest, Progressed, Run
+from common.sampling import SampledToken, TokenLogprobs
+from prefill_svc.request import Ended, FirstTokens, PrefillOutput, PrefillRequest, Progressed, PromptLogprobs, Run
 from prefill_svc.worker import PrefillEngine
-from tests.factories.engines import SAMPLER, VOCAB, FakeKVCache, FakeRunner, FakeTransfer, next_token
+from tests.factories.engines import (
+    MASKS,
+    SAMPLER,
+    VOCAB,
+    FakeKVCache,
+    FakeRunner,
+    FakeTransfer,
+    first_tokens,
+    prompt_scores,
+)
 
 Key = tuple[str, int]
 
@@ -22,6 +31,7 @@ class Told:
     #: Its peer was connected when it came.
     connected: bool = True
     first: Sequence[tuple[int, SampledToken]] | None = None
+    scores: list[TokenLogprobs] = field(default_factory=list)
     progress: list[int] = field(default_factory=list)
     ended: Ended | None = None
     cancelled: bool = False
@@ -52,6 +62,7 @@ class PrefillHarness:
         self.engine = PrefillEngine(
             runner=cast(Any, self.runner),
             sampler=SAMPLER,
+            masks=MASKS,
             pool=self.pool,
             transfer=cast(Any, self.transfer),
             pacer=StepPacer(budget, 1.0, min_tokens=budget),
@@ -131,6 +142,10 @@ class PrefillHarness:
                 case FirstTokens():
                     assert told.first is None, f"first tokens twice: {output}"
                     told.first = output.tokens
+                case PromptLogprobs():
+                    assert output.first_position == len(told.scores) + 1, f"{output} after {len(told.scores)} entries"
+                    assert told.first is None, f"{output} after the first tokens"
+                    told.scores += output.entries
                 case Progressed():
                     assert output.tokens_done > max(told.progress, default=0), f"{output} after {told.progress}"
                     told.progress.append(output.tokens_done)
@@ -160,13 +175,18 @@ class PrefillHarness:
         request, ended = told.request, told.ended
         assert ended is not None, f"{request} has no terminal event"
         if told.first is not None:
-            expected = [(c, next_token(request.prompt_ids, (), request.params, c)) for c in request.first_choices]
+            expected = first_tokens(request.prompt_ids, request.params, request.first_choices, request.grammar)
             assert told.first == expected, f"first tokens of {request}: {told.first}, not {expected}"
+        num_top = request.params.prompt_logprobs
+        scores = [] if num_top is None else prompt_scores(request.prompt_ids, num_top)
+        assert told.scores == scores[: len(told.scores)], f"scores of {request}: {told.scores}, not {scores}"
         if ended.outcome == "cancelled":
             assert told.cancelled, f"{request} was never cancelled"
         elif ended.outcome == "failed":
             assert told.send_failed, f"{request} failed by itself: {ended}"
         elif ended.outcome == "ok":
             assert (told.first is not None) == bool(request.first_choices), told
+            assert told.scores == scores, f"scores of {request}: {told.scores}, not {scores}"
+            assert num_top is None or ended.cached_tokens == 0, ended
             assert ended.messages == len(request.prompt_ids) - request.first_token, ended
             assert ended.cached_tokens + ended.computed_tokens == len(request.prompt_ids), ended

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from common.sampling import SamplingParams
 from prefill_svc.request import Cancel, PeerGone, PrefillRequest
-from tests.factories.engines import VOCAB
+from tests.factories.engines import VOCAB, compile_regex
 from tests.prefill_svc.harness import PrefillHarness, Told
 
 PEERS = ("d1", "d2")
@@ -18,7 +18,11 @@ prompts = st.builds(
     st.one_of(st.integers(1, 14), st.integers(15, LONGEST), st.just(LONGEST)),
 )
 sampling = st.builds(
-    SamplingParams, temperature=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 3), logprobs=st.sampled_from([None, 2])
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1.0]),
+    seed=st.integers(0, 3),
+    logprobs=st.sampled_from([None, 2]),
+    prompt_logprobs=st.sampled_from([None, None, 0, 3]),
 )
 
 
@@ -48,6 +52,7 @@ class PrefillEngineMachine(RuleBasedStateMachine):
         skip=st.one_of(st.just(0), st.integers(0, LONGEST)),
         first_choices=st.sampled_from([(), (0,), (0, 1, 2), (1, 3)]),
         peer=st.sampled_from(PEERS),
+        regex=st.sampled_from([None, None, "[b-d]x?[c-f]*", "v+"]),
     )
     def run(
         self,
@@ -56,12 +61,16 @@ class PrefillEngineMachine(RuleBasedStateMachine):
         skip: int,
         first_choices: tuple[int, ...],
         peer: str,
+        regex: str | None,
     ) -> None:
         self.count += 1
+        grammar = None if regex is None else compile_regex(regex)
         first_token = min(skip, len(prompt) - 1)
         waiting = self.harness.engine.snapshot.waiting
         told = self.harness.run(
-            PrefillRequest(peer, self.count, f"r{self.count}", prompt, first_token, first_choices, params, "", "")
+            PrefillRequest(
+                peer, self.count, f"r{self.count}", prompt, first_token, first_choices, params, "", "", grammar
+            )
         )
         assert (told.ended is not None) == (waiting >= 4), f"{waiting} were waiting, then {told.ended}"
         if told.ended is not None:
