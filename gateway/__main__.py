@@ -43,6 +43,12 @@ from gateway.tenants import ApiKeys
 @option("--cors-origin", multiple=True, help="Web origin that browsers may call from, or *; repeatable.")
 @option("--max-body", type=BYTES, default="8MiB", help="Largest request body; beyond it 413.")
 @option(
+    "--response-ttl",
+    type=click.IntRange(0, 31_536_000),
+    default=3600,
+    help="Seconds for which answers of /v1/responses are stored unless a request says no; 0: none is.",
+)
+@option(
     "--local-prefill-tokens",
     type=click.IntRange(0),
     default=32,
@@ -79,6 +85,7 @@ def command(
     api_key_file: Path | None,
     cors_origin: tuple[str, ...],
     max_body: int,
+    response_ttl: int,
     local_prefill_tokens: int,
     prefill_policy: str,
     worker_wait: float,
@@ -102,6 +109,7 @@ def command(
         keys=ApiKeys.load(api_key, api_key_file),
         cors_origins=cors_origin,
         max_body_bytes=max_body,
+        response_ttl=response_ttl,
         local_prefill_tokens=local_prefill_tokens,
         prefill_policy=PrefillPolicy(prefill_policy),
         worker_wait=worker_wait,

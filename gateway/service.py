@@ -30,6 +30,7 @@ from gateway.dispatch.placement import Placement
 from gateway.generation import ServingLimits
 from gateway.http.app import create_app
 from gateway.http.listen import bind
+from gateway.http.responses.open_store import open_store
 from gateway.http.services import HttpOptions, HttpServices
 from gateway.planner.sizing import measured_speeds, size
 from gateway.planner.traffic import TrafficWindow
@@ -74,6 +75,8 @@ class GatewayConfig:
     #: Who may call; none: everybody.
     keys: ApiKeys = field(default_factory=ApiKeys)
     max_body_bytes: int = 8 * 1024 * 1024
+    #: Seconds for which answers of the Responses API are kept; 0: none is.
+    response_ttl: int = 3600
     #: Prompts with up to so many uncached tokens are prefilled on the decode worker.
     local_prefill_tokens: int = 32
     prefill_policy: PrefillPolicy = PrefillPolicy.COST
@@ -157,6 +160,7 @@ class Gateway:
             options,
             self._tracing.tracer(),
             self.config.keys,
+            open_store(self._redis, self.config.model_name, self.config.response_ttl),
         )
         app = create_app(services)
         app.include_router(status_router(self.status))
