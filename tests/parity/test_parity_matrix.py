@@ -33,7 +33,7 @@ LEAST_INTERRUPTED = 10
 #: What the undisturbed answers of each model are: one by one, by plain HTTP.
 REFERENCES = {
     "tiny": Condition("reference", "plain", "local", ("http",)),
-    "slow": Condition("reference", "slow", "local", ("http",)),
+    "slow": Condition("reference of the slow model", "slow", "local", ("http",)),
 }
 
 Run = Callable[[Condition, str], Round]
