@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,7 +40,9 @@ class ChatTemplate:
         """Raises ModelError if a template does not compile."""
         environment = _environment()
         self._special = special.as_template_variables()
+        self._sources = dict(sources)
         self._templates = {name: _compile(environment, name, source) for name, source in sources.items()}
+        self._variables = _free_variables(environment, self.tool_source)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -50,6 +53,15 @@ class ChatTemplate:
     def available(self) -> bool:
         """Whether the model has a template for plain chats."""
         return DEFAULT_TEMPLATE in self._templates
+
+    @property
+    def tool_source(self) -> str:
+        """Source of the template for conversations with tools; "" if there is none at all."""
+        return self._sources.get(TOOL_TEMPLATE, self._sources.get(DEFAULT_TEMPLATE, ""))
+
+    def knows(self, variable: str) -> bool:
+        """Whether the template for conversations with tools makes anything of a variable (`tools`)."""
+        return variable in self._variables
 
     def render(
         self,
@@ -117,6 +129,11 @@ def _compile(environment: jinja2.Environment, name: str, source: str) -> jinja2.
         return environment.from_string(source)
     except jinja2.TemplateError as error:
         raise ModelError(f"chat template {name!r} does not compile: {error}") from error
+
+
+def _free_variables(environment: jinja2.Environment, source: str) -> frozenset[str]:
+    """Variables that a template (which compiles) wants from outside."""
+    return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
 
 
 def _environment() -> jinja2.Environment:

@@ -1,0 +1,83 @@
+"""Builds structural tags (`GrammarKind.STRUCTURAL_TAG`): grammars for text in which calls follow their marks.
+
+Nodes are the plain JSON that xgrammar reads. Nothing is compiled here; the workers do that.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.sampling import GrammarKind, GrammarSpec
+
+Node = dict[str, Any]
+
+#: A model that drifts into blanks between two values of a JSON text is brought back after so many.
+_MAX_BLANKS = 64
+
+
+def schema(json_schema: Mapping[str, Any] | bool) -> Node:
+    """JSON text that fits the schema."""
+    return {"type": "json_schema", "json_schema": json_schema, "max_whitespace_cnt": _MAX_BLANKS}
+
+
+def const(text: str) -> Node:
+    return {"type": "const_string", "value": text}
+
+
+def regex(pattern: str) -> Node:
+    return {"type": "regex", "pattern": pattern}
+
+
+def any_text() -> Node:
+    """Whatever does not hold the end of the tag around it."""
+    return {"type": "any_text"}
+
+
+def tag(begin: str, content: Node, end: str) -> Node:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def tags(nodes: Sequence[Node], separator: str, *, one: bool) -> Node:
+    """One tag at least (exactly one if `one`), and nothing but tags."""
+    return {
+        "type": "tags_with_separator",
+        "tags": list(nodes),
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": one,
+    }
+
+
+def triggered(triggers: Sequence[str], nodes: Sequence[Node], *, one: bool) -> Node:
+    """Any text; where a trigger comes up, one of the tags that begin with it must follow. After `one` tag it ends."""
+    return {"type": "triggered_tags", "triggers": list(triggers), "tags": list(nodes), "stop_after_first": one}
+
+
+def sequence(*nodes: Node) -> Node:
+    return {"type": "sequence", "elements": list(nodes)}
+
+
+def either(*nodes: Node) -> Node:
+    return {"type": "or", "elements": list(nodes)}
+
+
+def optional(node: Node) -> Node:
+    return {"type": "optional", "content": node}
+
+
+def structural_tag(node: Node) -> GrammarSpec:
+    return GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": node}))
+
+
+def node_of(grammar: GrammarSpec) -> Node:
+    """The same grammar as a part of a structural tag."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return {"type": "json_schema", "json_schema": json.loads(grammar.source)}
+        case GrammarKind.REGEX:
+            return regex(grammar.source)
+        case GrammarKind.EBNF:
+            return {"type": "grammar", "grammar": grammar.source}
+        case GrammarKind.STRUCTURAL_TAG:
+            node: Node = json.loads(grammar.source)["format"]
+            return node

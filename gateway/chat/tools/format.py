@@ -1,0 +1,74 @@
+"""The interface of a tool format, and what several of them share."""
+
+import json
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from gateway.chat.parts import AnswerParser
+from gateway.chat.request import Tool, ToolCall
+from gateway.chat.structure import Node
+
+
+class ToolFormat(Protocol):
+    """How a family of models writes calls."""
+
+    @property
+    def name(self) -> str:
+        """As in `--tool-parser`."""
+        ...
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """What begins, parts or ends calls; where a mark is a special token, its text must reach the parser."""
+        ...
+
+    def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
+        """A parser for one choice.
+
+        Args:
+            names: functions that may be called. A marked call of any other is a call all the same: the client sees
+                what the model tried.
+            parallel: if not, calls after the first are left out.
+        """
+        ...
+
+    def calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
+        """Nothing but calls of these functions, one at least, each with arguments that fit its schema."""
+        ...
+
+    def text_and_calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
+        """Any text; a call in it is one of these functions with arguments that fit its schema."""
+        ...
+
+    def template_id(self, call_id: str) -> str:
+        """A call's id as the family's chat templates want it; equal ids stay equal."""
+        ...
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def arguments_schema(tool: Tool) -> Mapping[str, Any]:
+    """Without a schema: any object."""
+    return tool.parameters if tool.parameters is not None else {"type": "object"}
+
+
+def call_json(call: ToolCall, *, key: str = "arguments") -> str:
+    """A call as one JSON object; arguments that are no JSON go in as a string."""
+    name = json.dumps(call.name, ensure_ascii=False)
+    return f'{{"name": {name}, "{key}": {_arguments_json(call.arguments)}}}'
+
+
+def _arguments_json(arguments: str) -> str:
+    return json.dumps(parsed_arguments(arguments), ensure_ascii=False)
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """The object that the text spells; the text itself if it spells none."""
+    try:
+        value = json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments

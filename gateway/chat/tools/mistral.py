@@ -1,0 +1,177 @@
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and `[TOOL_CALLS]name[ARGS]{...}` of newer models.
+
+Either form is read, whichever is asked for; what is neither is given back as text, the mark included.
+"""
+
+import hashlib
+import json
+import re
+import secrets
+import string
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gateway.chat.parts import AnswerParser, Part
+from gateway.chat.request import Tool
+from gateway.chat.structure import Node, schema, tag, tags, triggered
+from gateway.chat.tools.format import arguments_schema
+from gateway.chat.tools.open_call import OpenCall
+from gateway.chat.tools.reader import CallReader, JsonCall, NamedCall, held_suffix
+from gateway.chat.tools.writer import PartWriter
+
+MARK = "[TOOL_CALLS]"
+ARGS = "[ARGS]"
+CALL_ID = "[CALL_ID]"
+#: The templates refuse ids of any other form.
+_ID = re.compile(r"[a-zA-Z0-9]{9}")
+_ID_LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class MistralFormat:
+    """`named`: the model writes the newer form."""
+
+    named: bool = False
+    name: str = "mistral"
+    marks: Sequence[str] = (MARK, ARGS, CALL_ID)
+
+    def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
+        return MistralParser(PartWriter(_new_id, parallel=parallel))
+
+    def calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
+        if self.named:
+            return tags([_named_tag(tool) for tool in tools], "", one=not parallel)
+        return _list_tag(tools, parallel=parallel)
+
+    def text_and_calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
+        if self.named:
+            return triggered([MARK], [_named_tag(tool) for tool in tools], one=not parallel)
+        return triggered([MARK], [_list_tag(tools, parallel=parallel)], one=not parallel)
+
+    def template_id(self, call_id: str) -> str:
+        """Ids of other services become nine letters too, the same ones each time."""
+        if _ID.fullmatch(call_id):
+            return call_id
+        digest = hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest()
+        return "".join(_ID_LETTERS[byte % len(_ID_LETTERS)] for byte in digest[:9])
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))
+
+
+def _named_tag(tool: Tool) -> Node:
+    return tag(f"{MARK}{tool.name}{ARGS}", schema(arguments_schema(tool)), "")
+
+
+def _list_tag(tools: Sequence[Tool], *, parallel: bool) -> Node:
+    items = [
+        tag(f'{{"name": {json.dumps(tool.name)}, "arguments": ', schema(arguments_schema(tool)), "}") for tool in tools
+    ]
+    return tag(f"{MARK}[", tags(items, ", ", one=not parallel), "]")
+
+
+class MistralParser:
+    """In text, behind the mark, in a list of calls or in a call; `_buffer` is what was not understood yet."""
+
+    def __init__(self, writer: PartWriter) -> None:
+        self._writer = writer
+        self._buffer = ""
+        self._call: OpenCall | None = None
+        #: A call may begin here.
+        self._may_call = False
+        self._in_list = False
+        #: Behind a call of a list.
+        self._behind_item = False
+        #: Marks and separators that are text unless a call follows.
+        self._lead = ""
+
+    @property
+    def called_tools(self) -> bool:
+        return self._writer.num_calls > 0
+
+    def push(self, text: str) -> list[Part]:
+        self._buffer += text
+        while self._advance():
+            pass
+        return self._writer.take()
+
+    def finish(self) -> list[Part]:
+        if self._call is not None:
+            self._call.end()
+            self._settle(self._call)
+        self._writer.text(self._lead + self._buffer)
+        self._writer.finish()
+        return self._writer.take()
+
+    def _advance(self) -> bool:
+        """Whether there is more to understand."""
+        if self._call is not None:
+            return self._read(self._call)
+        if self._behind_item:
+            return self._skip_separator()
+        return self._look_for_call() if self._may_call else self._look_for_mark()
+
+    def _look_for_mark(self) -> bool:
+        before, mark, after = self._buffer.partition(MARK)
+        if mark:
+            self._writer.text(before)
+            self._buffer, self._lead = after, MARK
+            self._may_call, self._in_list = True, False
+            return True
+        shown = len(self._buffer) - held_suffix(self._buffer, MARK)
+        self._writer.text(self._buffer[:shown])
+        self._buffer = self._buffer[shown:]
+        return False
+
+    def _look_for_call(self) -> bool:
+        rest = self._buffer.lstrip()
+        self._lead += self._buffer[: len(self._buffer) - len(rest)]
+        self._buffer = rest
+        if not rest:
+            return False
+        first = rest[0]
+        if first == "{":
+            self._open(JsonCall())
+        elif first == "[" and not self._in_list:
+            self._buffer, self._lead, self._in_list = rest[1:], self._lead + "[", True
+        elif not self._in_list and (first.isalnum() or first in "_.-"):
+            self._open(NamedCall())
+        else:
+            self._leave()
+        return True
+
+    def _open(self, reader: CallReader) -> None:
+        self._call = OpenCall(reader, self._writer, self._lead)
+        self._lead = ""
+
+    def _skip_separator(self) -> bool:
+        self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return False
+        self._behind_item = False
+        if self._buffer[0] == ",":
+            self._buffer, self._lead = self._buffer[1:], ","
+            return True
+        self._buffer = self._buffer.removeprefix("]")
+        self._leave()
+        return True
+
+    def _leave(self) -> None:
+        """No call follows: what led to it is text."""
+        self._writer.text(self._lead)
+        self._lead, self._may_call, self._in_list = "", False, False
+
+    def _read(self, call: OpenCall) -> bool:
+        self._buffer = self._buffer[call.feed(self._buffer) :]
+        if call.over:
+            self._settle(call)
+        return call.over
+
+    def _settle(self, call: OpenCall) -> None:
+        self._call = None
+        if call.failed:
+            self._lead = call.text
+            self._leave()
+        else:
+            self._behind_item = self._may_call = self._in_list
