@@ -37,8 +37,14 @@ class Unreachable(Exception):
 class Attempt:
     """One Submit of one request on one worker."""
 
-    def __init__(self, request_id: str, number: int, on_delta: Callable[[pb.Delta], bool]) -> None:
-        """`on_delta` returns False if the delta does not continue what came before."""
+    def __init__(
+        self,
+        request_id: str,
+        number: int,
+        on_delta: Callable[[pb.Delta], bool],
+        on_prompt_logprobs: Callable[[pb.PromptLogprobsDelta], bool],
+    ) -> None:
+        """Both callbacks return False if what they are given does not continue what came before."""
         self.request_id = request_id
         self.number = number
         loop = asyncio.get_running_loop()
@@ -47,6 +53,7 @@ class Attempt:
         #: The one end of an accepted attempt.
         self.ended: asyncio.Future[pb.Finished | Broken] = loop.create_future()
         self._on_delta = on_delta
+        self._on_prompt_logprobs = on_prompt_logprobs
 
     def take_answer(self, answer: Answer) -> None:
         if not self.answer.done():
@@ -54,9 +61,16 @@ class Attempt:
 
     def take_delta(self, delta: pb.Delta) -> None:
         if not self.ended.done() and not self._on_delta(delta):
-            message = f"choice {delta.choice} goes on at {delta.first_index}, which leaves a gap"
-            _log.error("decode worker broke the protocol", extra={"request_id": self.request_id, "error": message})
-            self.break_off(message)
+            self._protocol_error(f"choice {delta.choice} goes on at {delta.first_index}, which leaves a gap")
+
+    def take_prompt_logprobs(self, delta: pb.PromptLogprobsDelta) -> None:
+        if not self.ended.done() and not self._on_prompt_logprobs(delta):
+            count = len(delta.entries)
+            self._protocol_error(f"{count} prompt log probabilities from position {delta.first_position} do not fit")
+
+    def _protocol_error(self, message: str) -> None:
+        _log.error("decode worker broke the protocol", extra={"request_id": self.request_id, "error": message})
+        self.break_off(message)
 
     def take_end(self, finished: pb.Finished) -> None:
         self.take_answer(pb.Accepted(request_id=self.request_id, attempt=self.number))
@@ -176,6 +190,9 @@ class DecodeConnection:
                 del self._attempts[key]
 
     def _handle_step(self, step: pb.Step) -> None:
+        for scores in step.prompt_logprobs:
+            if (attempt := self._attempts.get((scores.request_id, scores.attempt))) is not None:
+                attempt.take_prompt_logprobs(scores)
         for delta in step.deltas:
             if (attempt := self._attempts.get((delta.request_id, delta.attempt))) is not None:
                 attempt.take_delta(delta)

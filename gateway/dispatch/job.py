@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from opentelemetry.trace import Span, Tracer, get_current_span, set_span_in_context
 
@@ -45,7 +46,12 @@ class Job:
         """`deadline`: event-loop time by which it must be over. `on_end` is called once, however it ends."""
         self.request = request
         self.hashes = hashes
-        self.output = Output(request.num_choices, on_cancel_choice=self._cancel_choice, on_close=self._close)
+        self.output = Output(
+            request.num_choices,
+            num_prompt_logprobs=0 if request.params.prompt_logprobs is None else len(request.prompt_ids) - 1,
+            on_cancel_choice=self._cancel_choice,
+            on_close=self._close,
+        )
         self.avoided: set[str] = set()
         #: The accepted attempt; the last one, once it is over.
         self.placed: Placed | None = None
@@ -78,7 +84,11 @@ class Job:
         return self.placed is not None
 
     def begin_attempt(self, connection: DecodeConnection) -> tuple[Attempt, pb.SubmitRequest]:
-        attempt = Attempt(self.request.request_id, self._attempts, self._on_delta)
+        number, params = self._attempts, self.request.params
+        attempt = Attempt(self.request.request_id, number, self._on_delta, self.output.put_prompt_logprobs)
+        if self.output.has_prompt_logprobs:
+            # A replay would compute the whole prompt for them once more, whatever is cached.
+            params = replace(params, prompt_logprobs=None)
         self._attempts += 1
         self._spans.submitted()
         self._current = (connection, attempt)
@@ -87,7 +97,7 @@ class Job:
             attempt=attempt.number,
             prompt_ids=self.request.prompt_ids,
             choices=self.output.prefixes,
-            sampling=sampling_to_proto(self.request.params),
+            sampling=sampling_to_proto(params),
             cache_salt=self.request.cache_salt,
             traceparent=traceparent_of(self._parent),
             timeout_seconds=self._seconds_left(),

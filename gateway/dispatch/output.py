@@ -40,8 +40,15 @@ class Output:
     """The Generation that the edge reads. Its Job puts in deltas and the end."""
 
     def __init__(
-        self, num_choices: int, *, on_cancel_choice: Callable[[int], None], on_close: Callable[[], None]
+        self,
+        num_choices: int,
+        *,
+        num_prompt_logprobs: int = 0,
+        on_cancel_choice: Callable[[int], None],
+        on_close: Callable[[], None],
     ) -> None:
+        """`num_prompt_logprobs`: entries that are to come before the first delta."""
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._choices = [_Choice() for _ in range(num_choices)]
         self._on_cancel_choice = on_cancel_choice
         self._on_close = on_close
@@ -104,8 +111,26 @@ class Output:
 
     # --- for the job ---------------------------------------------------------------------------------
 
+    def put_prompt_logprobs(self, delta: pb.PromptLogprobsDelta) -> bool:
+        """Take in those of prompt tokens. Those that are already there are skipped; False if some before them are
+        missing, or if they are more than was asked for."""
+        known = len(self._prompt_logprobs) + 1 - delta.first_position
+        last_position = delta.first_position + len(delta.entries) - 1
+        if delta.first_position < 1 or known < 0 or last_position > self._num_prompt_logprobs:
+            return False
+        self._prompt_logprobs += [logprobs_from_proto(entry) for entry in delta.entries[known:]]
+        return True
+
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """All that were asked for are there."""
+        return len(self._prompt_logprobs) == self._num_prompt_logprobs
+
     def put(self, delta: pb.Delta) -> bool:
-        """Take in new tokens. Tokens that are already there are skipped; False if some before them are missing."""
+        """Take in new tokens. Tokens that are already there are skipped; False if some before them are missing, or
+        log probabilities of the prompt."""
+        if not self.has_prompt_logprobs:
+            return False
         choice = self._choices[delta.choice] if delta.choice < len(self._choices) else None
         if choice is None or delta.first_index > len(choice.output_ids):
             return False

@@ -39,8 +39,9 @@ def request(
     n: int = 1,
     timeout: float | None = None,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> GenerationRequest:
-    params = SamplingParams(max_tokens=max_tokens, seed=7, logprobs=logprobs)
+    params = SamplingParams(max_tokens=max_tokens, seed=7, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     return GenerationRequest(request_id, tuple(prompt), params, num_choices=n, timeout=timeout)
 
 

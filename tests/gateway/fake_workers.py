@@ -86,6 +86,16 @@ class Run:
             **self.key,
         )
 
+    def score(self, first: int = 1, end: int | None = None) -> None:
+        """Log probabilities of the prompt tokens at positions [first, end), up to the last one."""
+        ids = self.submit.prompt_ids[first:end]
+        delta = decode_pb2.PromptLogprobsDelta(
+            first_position=first,
+            entries=[TokenLogprobs(chosen=Candidate(token_id=i, logprob=-0.25)) for i in ids],
+            **self.key,
+        )
+        self.send(decode_pb2.DecodeMessage(step=decode_pb2.Step(prompt_logprobs=[delta])))
+
     def step(self, *deltas: decode_pb2.Delta, finished: decode_pb2.Finished | None = None) -> None:
         step = decode_pb2.Step(deltas=deltas, finished=[finished] if finished is not None else [])
         self.send(decode_pb2.DecodeMessage(step=step))
@@ -122,6 +132,8 @@ class Run:
     def all_tokens(self) -> None:
         """Everything at once."""
         self.accept()
+        if self.submit.sampling.HasField("prompt_logprobs"):
+            self.score()
         self.tokens(self.submit.sampling.max_tokens)
         self.finish()
 

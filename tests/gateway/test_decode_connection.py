@@ -118,7 +118,7 @@ async def test_a_stream_that_the_worker_ends(script: Script) -> None:
     async with served(script) as address:
         connections = DecodeConnections("gw")
         connection = await connections.get(address)
-        attempt = Attempt("r", 0, lambda delta: True)
+        attempt = Attempt("r", 0, lambda delta: True, lambda scores: True)
         connection.submit(attempt, decode_pb2.SubmitRequest(request_id="r"))
         assert isinstance(await asyncio.wait_for(attempt.answer, 10), Broken)
         await eventually(lambda: not pollers())
