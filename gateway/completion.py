@@ -10,7 +10,7 @@ Rules that every edge shares:
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.sampling import FinishReason, TokenLogprobs
 from common.text.detokenizer import Detokenizer
@@ -30,6 +30,8 @@ class TextOptions:
     skip_special_tokens: bool = True
     #: Special tokens whose text is kept all the same: the marks of a tool call or of reasoning, for their parser.
     kept_special_ids: frozenset[int] = frozenset()
+    #: No output is wanted: the one token that had to be drawn, so that the prompt gets its scores, is forgotten.
+    drop_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class ChoiceDelta:
     text: str
     tokens: tuple[TextToken, ...]
     finish_reason: FinishReason | None
+    #: On a choice's first delta, if asked for: those of the prompt's tokens from the second on.
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,9 @@ class ChoiceText:
 
     def push(self, delta: TokenDelta) -> ChoiceDelta | None:
         """What can be shown after these tokens; None if that is nothing new."""
+        if self._options.drop_output:
+            self.finish_reason = FinishReason.LENGTH
+            return ChoiceDelta(self._choice, "", (), self.finish_reason)
         text = ""
         last = len(delta.token_ids) - 1
         for index, token_id in enumerate(delta.token_ids):
@@ -154,6 +161,8 @@ class TextStream:
         self._record = record
         self._prompt_tokens = prompt_tokens
         self._choices = [ChoiceText(choice, tokenizer, options) for choice in range(num_choices)]
+        #: Choices that have shown something.
+        self._begun: set[int] = set()
 
     async def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas as they come; raises what the generation raises."""
@@ -167,10 +176,16 @@ class TextStream:
             if choice.stopped:
                 self._generation.cancel_choice(delta.choice)
             if shown is not None:
-                yield shown
+                yield self._with_prompt(shown)
         unfinished = [index for index, choice in enumerate(self._choices) if choice.finish_reason is None]
         assert not unfinished, f"generation ended with choices {unfinished} of {len(self._choices)} unfinished"
         self._record.generation_ended(self.usage.cached_tokens, self._generation.stats)
+
+    def _with_prompt(self, delta: ChoiceDelta) -> ChoiceDelta:
+        if delta.choice in self._begun:
+            return delta
+        self._begun.add(delta.choice)
+        return replace(delta, prompt_logprobs=self._generation.prompt_logprobs)
 
     @property
     def usage(self) -> Usage:
@@ -181,11 +196,6 @@ class TextStream:
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
             cached_tokens=0 if stats is None else stats.cached_tokens,
         )
-
-    @property
-    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
-        """If asked for, those of the prompt's tokens from the second on; complete when the first delta comes."""
-        return self._generation.prompt_logprobs
 
     @property
     def stats(self) -> GenerationStats | None:

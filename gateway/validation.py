@@ -6,7 +6,7 @@ Each complaint is an InvalidRequest that names the field. Limits are documented 
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from common.errors import ContextTooLong, InvalidRequest
@@ -62,21 +62,27 @@ def prepare(
     limits: ServingLimits,
     *,
     prompt_field: str,
+    max_tokens_field: str = "max_tokens",
     allow_empty: bool = False,
 ) -> PreparedRequest:
     """Check and complete one request.
 
     Args:
         prompt_field: how this edge calls the prompt (`prompt`, `messages`, `token_ids`), for complaints.
-        allow_empty: `max_tokens` may be 0 (an echo of the prompt is all that is wanted).
+        max_tokens_field: how the client called `max_tokens` (`max_completion_tokens`, `max_output_tokens`).
+        allow_empty: `max_tokens` may be 0 (an echo of the prompt is all that is wanted). If its log probabilities are
+            wanted too, one token is drawn all the same, and dropped.
 
     Raises InvalidRequest naming the field, or ContextTooLong.
     """
     check_options(options, limits.vocab_size)
     check_prompt(prompt_ids, limits, field=prompt_field)
     room = limits.max_request_tokens - len(prompt_ids)
-    max_tokens = _max_tokens(options, room, least=0 if allow_empty else 1)
+    max_tokens = _max_tokens(options, room, least=0 if allow_empty else 1, field=max_tokens_field)
+    drop_output = max_tokens == 0 and options.prompt_logprobs is not None
     params = _sampling(options, defaults, max_tokens, limits)
+    if drop_output:
+        params = replace(params, max_tokens=1)
     generation = GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -87,7 +93,7 @@ def prepare(
         cache_salt=options.cache_salt or "",
         timeout=options.timeout,
     )
-    return PreparedRequest(generation, _text_options(options, params))
+    return PreparedRequest(generation, _text_options(options, params, drop_output=drop_output))
 
 
 def check_options(options: GenerationOptions, vocab_size: int) -> None:
@@ -174,15 +180,15 @@ def _first(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _max_tokens(options: GenerationOptions, room: int, *, least: int) -> int:
+def _max_tokens(options: GenerationOptions, room: int, *, least: int, field: str) -> int:
     """`room` tokens fit behind the prompt; unset means all of them."""
     if options.max_tokens is None:
         return room
     if options.max_tokens < least:
-        raise InvalidRequest(f"max_tokens must be at least {least}", field="max_tokens")
+        raise InvalidRequest(f"{field} must be at least {least}", field=field)
     if options.max_tokens > room:
         raise ContextTooLong(
-            f"max_tokens is {options.max_tokens}, but only {room} tokens fit behind the prompt", field="max_tokens"
+            f"{field} is {options.max_tokens}, but only {room} tokens fit behind the prompt", field=field
         )
     return options.max_tokens
 
@@ -199,10 +205,11 @@ def _seed(seed: int | None) -> int:
     return secrets.randbits(64) if seed is None else seed % 2**64
 
 
-def _text_options(options: GenerationOptions, params: SamplingParams) -> TextOptions:
+def _text_options(options: GenerationOptions, params: SamplingParams, *, drop_output: bool) -> TextOptions:
     return TextOptions(
         stop=options.stop,
         min_tokens=params.min_tokens,
         include_stop=bool(options.include_stop_str_in_output),
         skip_special_tokens=options.skip_special_tokens is not False,
+        drop_output=drop_output,
     )

@@ -45,6 +45,8 @@ def options_of(body: GenerationBody, *, max_tokens: int | None, logprobs: int | 
         skip_special_tokens=body.skip_special_tokens,
         cache_salt=body.cache_salt,
         request_class=_request_class(body.service_tier),
+        priority=body.priority,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from common.sampling import FinishReason
+from common.sampling import FinishReason, TokenLogprobs
 from gateway.completion import ChoiceDelta, TextToken, Usage
 
 Json = dict[str, Any]
@@ -30,11 +30,14 @@ class WholeChoice:
     text: str = ""
     tokens: list[TextToken] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    #: If asked for: those of the prompt's tokens from the second on.
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
     def add(self, delta: ChoiceDelta) -> None:
         self.text += delta.text
         self.tokens += delta.tokens
         self.finish_reason = delta.finish_reason
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
 
 
 class AnswerFormat(Protocol):

@@ -8,9 +8,10 @@ minus infinity is written as -9999, as vLLM does.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from common.sampling import Candidate
+from common.sampling import Candidate, TokenLogprobs
 from common.text.tokenizer import Tokenizer
 from gateway.completion import TextToken
+from gateway.http.echo import Echo
 
 _LOWEST = -9999.0
 
@@ -28,9 +29,9 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TextToken]) -> Json:
 
 
 def _chat_entry(tokenizer: Tokenizer, token: TextToken) -> Json:
-    assert token.logprobs is not None, f"token {token.token_id} came without log probabilities"
-    top = [_chat_candidate(tokenizer, candidate) for candidate in token.logprobs.top]
-    return _chat_candidate(tokenizer, token.logprobs.chosen) | {"top_logprobs": top}
+    logprobs = _known(token)
+    top = [_chat_candidate(tokenizer, candidate) for candidate in logprobs.top]
+    return _chat_candidate(tokenizer, logprobs.chosen) | {"top_logprobs": top}
 
 
 def _chat_candidate(tokenizer: Tokenizer, candidate: Candidate) -> Json:
@@ -49,13 +50,38 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TextToken], first
     """
     return {
         "tokens": [tokenizer.token_text(token.token_id) for token in tokens],
-        "token_logprobs": [finite(token.logprobs.chosen.logprob) for token in tokens if token.logprobs is not None],
-        "top_logprobs": [_top_by_text(tokenizer, token) for token in tokens],
+        "token_logprobs": [finite(_known(token).chosen.logprob) for token in tokens],
+        "top_logprobs": [_top_by_text(tokenizer, _known(token), None) for token in tokens],
         "text_offset": [first_offset + token.offset for token in tokens],
     }
 
 
-def _top_by_text(tokenizer: Tokenizer, token: TextToken) -> dict[str, float]:
+def echo_logprobs(tokenizer: Tokenizer, echo: Echo, scores: Sequence[TokenLogprobs], count: int) -> Json:
+    """The same of an echoed prompt's tokens; the first one, which nothing precedes, has null.
+
+    Args:
+        scores: of the prompt's tokens from the second on.
+        count: how many of the most likely ones to show; `scores` may hold more.
+    """
+    assert len(scores) == len(echo.token_ids) - 1, f"{len(scores)} scores for {len(echo.token_ids)} prompt tokens"
+    return {
+        "tokens": [tokenizer.token_text(token_id) for token_id in echo.token_ids],
+        "token_logprobs": [None, *(finite(score.chosen.logprob) for score in scores)],
+        "top_logprobs": [None, *(_top_by_text(tokenizer, score, count) for score in scores)],
+        "text_offset": list(echo.offsets),
+    }
+
+
+def joined_logprobs(first: Json, second: Json) -> Json:
+    """Two `logprobs` of a completion, one after the other."""
+    return {name: [*first[name], *second[name]] for name in first}
+
+
+def _known(token: TextToken) -> TokenLogprobs:
     assert token.logprobs is not None, f"token {token.token_id} came without log probabilities"
-    candidates = (*token.logprobs.top, token.logprobs.chosen)
+    return token.logprobs
+
+
+def _top_by_text(tokenizer: Tokenizer, logprobs: TokenLogprobs, count: int | None) -> dict[str, float]:
+    candidates = (*logprobs.top[:count], logprobs.chosen)
     return {tokenizer.token_text(candidate.token_id): finite(candidate.logprob) for candidate in candidates}

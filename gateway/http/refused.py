@@ -1,6 +1,6 @@
 """Request fields that change the answer and are not offered: refused by name, never silently ignored.
 
-Anything else that is unknown is ignored (`metadata`, `store`, `user`, `priority`, `parallel_tool_calls`, ...).
+Anything else that is unknown is ignored (`metadata`, `store`, `user`, `parallel_tool_calls`, ...).
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "chat_template": (),
     "documents": ([],),
     "continue_final_message": (False,),
-    "prompt_logprobs": (),
     "prompt_embeds": (),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),

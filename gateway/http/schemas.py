@@ -59,6 +59,8 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     cache_salt: str | None = None
+    priority: int | None = None
+    prompt_logprobs: int | None = None
     service_tier: str | None = None
     user: str | None = None
 

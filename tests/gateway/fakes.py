@@ -20,6 +20,7 @@ class FakeGeneration:
         self.cancelled_choices: set[int] = set()
         self.yielded = 0
         self.stats: GenerationStats | None = None
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self._script = script
         self._cached_tokens = cached_tokens
 
@@ -32,6 +33,8 @@ class FakeGeneration:
                 raise step
             elif step.choice not in self.cancelled_choices:
                 assert not self.closed.is_set(), "iterated after aclose"
+                # Complete when the first delta comes, and not before.
+                self.prompt_logprobs = prompt_scores(self.request)
                 output_tokens += len(step.token_ids)
                 self.yielded += 1
                 yield step
@@ -117,6 +120,15 @@ def token_logprobs(token_id: int, count: int) -> TokenLogprobs:
     if count > 1:
         top[-1] = Candidate(top[-1].token_id, float("-inf"))
     return TokenLogprobs(Candidate(token_id, -0.5), tuple(top))
+
+
+def prompt_scores(request: GenerationRequest) -> tuple[TokenLogprobs, ...]:
+    """Of the prompt's tokens from the second on; each is less likely than the `prompt_logprobs` best ones."""
+    count = request.params.prompt_logprobs
+    if count is None:
+        return ()
+    best = tuple(Candidate(5 + i, -0.125 * (i + 1)) for i in range(count))
+    return tuple(TokenLogprobs(Candidate(id_, -3.0 - i), best) for i, id_ in enumerate(request.prompt_ids[1:]))
 
 
 def answers(tokenizer: Tokenizer, text: str, *, per_delta: int = 1) -> Callable[[GenerationRequest], Script]:
