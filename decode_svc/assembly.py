@@ -9,6 +9,7 @@ import grpc.aio
 
 from common.config import Address
 from common.engine.grammar import MaskFiller
+from common.engine.grammar.compiler import GrammarCompiler
 from common.engine.loop import EngineLoop
 from common.pb.tandem.v1 import decode_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import WorkerStatus
@@ -71,6 +72,7 @@ class DecodeWorker:
             post=self._post,
         )
         self._masks = MaskFiller()
+        self._compiler = GrammarCompiler(parts.vocabulary, on_fatal=context.fail)
         self._engine = self._build_engine(parts, options, own_options)
         self._loop = EngineLoop(self._engine, name="decode-engine", on_fatal=context.fail, on_stall=context.stalled)
         self._servicer = DecodeServicer(
@@ -79,6 +81,7 @@ class DecodeWorker:
             manifest=parts.manifest,
             pairs=self._pairs,
             post=self._post,
+            compile_grammar=self._compiler.compile,
             tracer=context.tracer,
         )
         self._discovery = PrefillDiscovery(
@@ -117,6 +120,7 @@ class DecodeWorker:
     async def start(self, address: str) -> None:
         advertise(self._transport, address)
         self._transfer.start()
+        self._compiler.start()
         self._loop.start()
         self._discovering = spawn_essential(self._discovery.run(), "prefill discovery", self._context.fail)
 
@@ -124,6 +128,7 @@ class DecodeWorker:
         if self._discovering is not None:
             await end_task(self._discovering)
         await self._pairs.close()
+        await asyncio.to_thread(self._compiler.close)
         await asyncio.to_thread(self._loop.stop, 5.0)
         await asyncio.to_thread(self._masks.close)
         await asyncio.to_thread(self._transfer.close)
@@ -133,7 +138,7 @@ class DecodeWorker:
 
     def is_idle(self) -> bool:
         snapshot = self._engine.snapshot
-        return snapshot.running == 0 and snapshot.waiting == 0
+        return snapshot.running == 0 and snapshot.waiting == 0 and self._servicer.num_compiling == 0
 
     def _post(self, command: object) -> None:
         self._loop.post(command)

@@ -7,19 +7,32 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import grpc.aio
 from opentelemetry.trace import Tracer
 
+from common.engine.grammar import Grammar
 from common.errors import InvalidRequest
 from common.pb.tandem.v1 import decode_pb2 as pb
 from common.pb.tandem.v1 import decode_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import Manifest
 from common.rpc.convert import sampling_from_proto
+from common.sampling import GrammarSpec
 from common.telemetry.tracing import context_from, record_span
 from decode_svc.convert import to_messages
-from decode_svc.messages import Cancel, DecodeOutput, FinishedOut, GatewayOut, StreamGone, Submit
+from decode_svc.grammars import GrammarGate
+from decode_svc.messages import (
+    Cancel,
+    DecodeOutput,
+    FinishedOut,
+    GatewayOut,
+    RejectedOut,
+    ShortageOut,
+    StreamGone,
+    Submit,
+)
 from decode_svc.prefill_pairs import PrefillPairs
 from decode_svc.request import ChoicePrefix, DecodeRequest, PrefillTarget
 
@@ -60,7 +73,8 @@ class GatewayStream:
 class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     """Takes requests from gateways to the engine, and its outputs back.
 
-    `post` hands a command to the engine thread; `deliver` must be called on the event loop with its outputs.
+    `post` hands a command to the engine thread; `deliver` must be called on the event loop with its outputs;
+    `compile_grammar` is `GrammarCompiler.compile`.
     """
 
     def __init__(
@@ -71,6 +85,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         manifest: Manifest,
         pairs: PrefillPairs,
         post: Callable[[object], None],
+        compile_grammar: Callable[[GrammarSpec], "Future[Grammar]"],
         tracer: Tracer,
     ) -> None:
         self._hello = pb.DecodeHello(worker_id=worker_id, incarnation=incarnation, manifest=manifest)
@@ -79,7 +94,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._post = post
         self._tracer = tracer
         self._streams: dict[str, GatewayStream] = {}
+        self._grammars = GrammarGate(
+            compile=compile_grammar, admit=self._admit, cancel=self._cancel, deliver=self.deliver
+        )
         self.draining = False
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that the engine will get when their grammar is compiled."""
+        return len(self._grammars)
 
     async def Submit(self, request_iterator: AsyncIterator[pb.GatewayMessage], context: Context) -> AsyncIterator[Any]:
         messages = aiter(request_iterator)
@@ -100,6 +123,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         finally:
             reader.cancel()
             del self._streams[stream.key]
+            self._grammars.drop_stream(stream.key)
             self._post(StreamGone(stream.key))
 
     async def _read(self, messages: AsyncIterator[pb.GatewayMessage], stream: GatewayStream) -> None:
@@ -114,16 +138,32 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             case "submit":
                 self._submit(message.submit, stream)
             case "cancel":
-                cancel = message.cancel
-                choice = cancel.choice if cancel.HasField("choice") else None
-                self._post(Cancel(cancel.request_id, cancel.attempt, choice))
+                self._cancel(_to_cancel(message.cancel))
             case kind:
                 _log.warning("ignored a message", extra={"kind": kind, "stream": stream.key})
 
     def _submit(self, submit: pb.SubmitRequest, stream: GatewayStream) -> None:
         for candidate in submit.prefill_candidates:
             self._pairs.want(candidate.address)
-        self._post(Submit(_to_request(submit, stream.key), draining=self.draining))
+        reply_to = (stream.key, submit.request_id, submit.attempt)
+        try:
+            request = _to_request(submit, stream.key)
+        except InvalidRequest as error:
+            self.deliver([RejectedOut(*reply_to, error.field or "", error.message)])
+            return
+        if request.params.grammar is None:
+            self._admit(request)
+        elif self.draining:
+            self.deliver([ShortageOut(*reply_to, "this worker is draining", retry_after=1.0)])
+        else:
+            self._grammars.submit(request)
+
+    def _admit(self, request: DecodeRequest) -> None:
+        self._post(Submit(request, draining=self.draining))
+
+    def _cancel(self, cancel: Cancel) -> None:
+        if not self._grammars.cancel(cancel):
+            self._post(cancel)
 
     def deliver(self, outputs: Sequence[DecodeOutput]) -> None:
         """Carry the engine's outputs to gateways and prefill workers; a gateway that is gone gets nothing."""
@@ -158,6 +198,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 total - filled_after,
                 attributes={**attributes, "tandem.output_tokens": finished.output_tokens},
             )
+
+
+def _to_cancel(message: pb.CancelRequest) -> Cancel:
+    return Cancel(message.request_id, message.attempt, message.choice if message.HasField("choice") else None)
 
 
 def _to_request(submit: pb.SubmitRequest, stream: str) -> DecodeRequest:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import grpc.aio
 
 from common.engine.grammar import MaskFiller
+from common.engine.grammar.loader import GrammarLoader
 from common.engine.loop import EngineLoop
 from common.pb.tandem.v1 import prefill_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import WorkerStatus
@@ -38,6 +39,7 @@ class PrefillWorker:
             on_failure=context.fail,
         )
         self._masks = MaskFiller()
+        self._grammar_loader = GrammarLoader(parts.vocabulary)
         self._engine = PrefillEngine(
             runner=parts.runner,
             sampler=parts.sampler,
@@ -58,6 +60,7 @@ class PrefillWorker:
             manifest=parts.manifest,
             transfer=self._transfer,
             post=self._loop.post,
+            load_grammar=self._grammar_loader.load,
             tracer=context.tracer,
         )
 
@@ -72,6 +75,7 @@ class PrefillWorker:
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._loop.stop, 5.0)
+        await asyncio.to_thread(self._grammar_loader.close)
         await asyncio.to_thread(self._masks.close)
         await asyncio.to_thread(self._transfer.close)
 
@@ -80,7 +84,7 @@ class PrefillWorker:
 
     def is_idle(self) -> bool:
         snapshot = self._engine.snapshot
-        return snapshot.running == 0 and snapshot.waiting == 0
+        return snapshot.running == 0 and snapshot.waiting == 0 and self._servicer.num_loading == 0
 
     def _emit(self, outputs: Sequence[PrefillOutput]) -> None:
         self._context.call_soon(self._servicer.deliver, outputs)

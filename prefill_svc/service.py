@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import grpc.aio
 from opentelemetry.trace import Tracer
 
+from common.engine.grammar import Grammar
 from common.errors import InvalidRequest, ManifestMismatch, Overloaded
 from common.manifest import require_match
 from common.pb.tandem.v1 import prefill_pb2 as pb
@@ -19,6 +21,7 @@ from common.telemetry.tracing import context_from, record_span
 from kv_store.staging import SlotGrant
 from kv_store.transfer.worker import KVTransfer
 from kv_store.transport.base import PeerUnreachable
+from prefill_svc.grammars import GrammarGate
 from prefill_svc.request import (
     Cancel,
     Ended,
@@ -62,7 +65,8 @@ class DecodePeer:
 class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     """Pairs with decode workers and carries their commands to the engine and its events back.
 
-    `post` hands a command to the engine thread; `deliver` must be called on the event loop with its outputs.
+    `post` hands a command to the engine thread; `deliver` must be called on the event loop with its outputs;
+    `load_grammar` is `GrammarLoader.load`.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         manifest: Manifest,
         transfer: KVTransfer,
         post: Callable[[object], None],
+        load_grammar: Callable[[bytes], "Future[Grammar]"],
         tracer: Tracer,
     ) -> None:
         self._worker_id = worker_id
@@ -82,6 +87,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._post = post
         self._tracer = tracer
         self._peers: dict[str, DecodePeer] = {}
+        self._grammars = GrammarGate(load=load_grammar, admit=self._admit, deliver=self.deliver)
         #: Last reason for refusing a decode worker, by its id.
         self.refused: dict[str, str] = {}
         self.draining = False
@@ -89,6 +95,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     @property
     def paired(self) -> list[str]:
         return sorted(peer.worker_id for peer in self._peers.values())
+
+    @property
+    def num_loading(self) -> int:
+        """Requests that the engine will get when their grammar is loaded."""
+        return len(self._grammars)
 
     async def Run(self, request_iterator: AsyncIterator[pb.PrefillCommand], context: Context) -> AsyncIterator[Any]:
         commands = aiter(request_iterator)
@@ -154,6 +165,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     def _unpair(self, peer: DecodePeer) -> None:
         if self._peers.pop(peer.incarnation, None) is None:
             return
+        self._grammars.drop_peer(peer.incarnation)
         self._post(PeerGone(peer.incarnation))
         self._transfer.disconnect(peer.incarnation)
         _log.info("unpaired", extra={"decode_worker": peer.worker_id})
@@ -170,7 +182,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             case "run":
                 self._run(command.run, peer)
             case "cancel":
-                self._post(Cancel(peer.incarnation, command.cancel.transfer_id))
+                cancel = Cancel(peer.incarnation, command.cancel.transfer_id)
+                if not self._grammars.cancel(cancel):
+                    self._post(cancel)
             case "credit":
                 grants = tuple(SlotGrant(grant.slot, grant.generation) for grant in command.credit.grants)
                 self._transfer.add_credits(peer.incarnation, grants)
@@ -183,7 +197,19 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             peer.outbox.put_nowait(_to_event(ended))
             return
         peer.traceparents[run.transfer_id] = run.traceparent
-        self._post(Run(_to_request(run, peer.incarnation)))
+        try:
+            request = _to_request(run, peer.incarnation)
+        except InvalidRequest as error:
+            words = f"{error.field}: {error.message}"
+            self.deliver([Ended(peer.incarnation, run.transfer_id, "rejected", words)])
+            return
+        if run.compiled_grammar:
+            self._grammars.submit(request, run.compiled_grammar)
+        else:
+            self._admit(request)
+
+    def _admit(self, request: PrefillRequest) -> None:
+        self._post(Run(request))
 
     def deliver(self, outputs: Sequence[PrefillOutput]) -> None:
         """Send the engine's outputs to the streams of their peers; those of a lost peer have no one to go to."""

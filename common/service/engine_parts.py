@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from common.engine.block_pool import BlockPool
+from common.engine.grammar.vocabulary import Vocabulary, vocabulary_of_folder
 from common.engine.kernels import create_kernels
 from common.engine.kv_cache import KVCache, KVSpec, num_blocks_for
 from common.engine.loader import load_model, weights_fingerprint
@@ -35,6 +36,8 @@ class EngineParts:
     sampler: Sampler
     pacer: StepPacer
     eos_token_ids: tuple[int, ...]
+    #: What grammars are compiled against; None if there can be none.
+    vocabulary: Vocabulary | None
     #: Longest prompt plus output in tokens that the model and the pool allow.
     max_request_tokens: int
 
@@ -68,6 +71,7 @@ def build_engine_parts(options: EngineOptions) -> EngineParts:
         sampler=Sampler(model.config.vocab_size, model.eos_token_ids),
         pacer=StepPacer(options.max_batch_tokens, options.step_seconds, start_tokens=min(64, options.max_batch_tokens)),
         eos_token_ids=model.eos_token_ids,
+        vocabulary=vocabulary_of_folder(folder, model.config.vocab_size, model.eos_token_ids),
         max_request_tokens=min(max_model_len, spec.num_blocks * spec.block_size),
     )
 

@@ -193,8 +193,10 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: GrammarKind, source
     """Raises RuntimeError or ValueError, in the library's words, for what it cannot read.
 
     JSON comes out on one line, with ", " and ": " between its parts, as `json.dumps` writes it and models know it best:
-    free white space lets small models run on with line breaks until `max_tokens`. Objects have the properties that
-    their schema names, and others if `additionalProperties` says so, or if it names none at all.
+    free white space lets small models run on with line breaks until `max_tokens`. In structural tags, where the library
+    offers no such thing, at most one space or line break stands between parts, unless the tag sets its own bound.
+    Objects have the properties that their schema names, and others if `additionalProperties` says so, or if it names
+    none at all.
     """
     match kind:
         case GrammarKind.JSON_SCHEMA:
@@ -204,7 +206,30 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: GrammarKind, source
         case GrammarKind.EBNF:
             return compiler.compile_grammar(source)
         case GrammarKind.STRUCTURAL_TAG:
-            return compiler.compile_structural_tag(source)
+            return compiler.compile_structural_tag(_with_bounded_whitespace(source))
+
+
+def _with_bounded_whitespace(structural_tag: str) -> str:
+    """Raises ValueError, or RecursionError, for what is no JSON."""
+    try:
+        value = json.loads(structural_tag)
+    except ValueError as error:
+        raise ValueError(f"the structural tag is not JSON: {error}") from error
+    _bound_whitespace(value)
+    return json.dumps(value)
+
+
+def _bound_whitespace(value: object) -> None:
+    """Changes the formats that hold a JSON schema, wherever they stand; what a schema holds is its own."""
+    if isinstance(value, list):
+        for item in value:
+            _bound_whitespace(item)
+    elif isinstance(value, dict):
+        if value.get("type") == "json_schema":
+            value.setdefault("max_whitespace_cnt", 1)
+            return
+        for item in value.values():
+            _bound_whitespace(item)
 
 
 def _read_until(output: int, deadline: float) -> bytes | None:

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which a full queue, or a compiler that had to be started again, may have room.
 _RETRY_AFTER = 2.0
+_NO_VOCABULARY = "this worker's model takes no grammars: it has no tokenizer, or no end token"
 
 
 class _Job:
@@ -91,7 +92,7 @@ class GrammarCompiler:
         """
         future: Future[Grammar] = Future()
         if self._process is None:
-            return _failed(future, InvalidRequest("this model takes no grammars: it has no tokenizer", field="grammar"))
+            return _failed(future, InvalidRequest(_NO_VOCABULARY, field="grammar"))
         key = digest(spec.kind.value.encode(), spec.source.encode(errors="surrogatepass"))
         with self._lock:
             if self._closed:
