@@ -94,6 +94,10 @@ class Tokenizer:
         """Id of a token by its exact spelling in the vocabulary."""
         return self._library.token_to_id(token)
 
+    def piece(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; "" for an id without a token."""
+        return (self._library.id_to_token(token_id) if 0 <= token_id < self._size else None) or ""
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
 
