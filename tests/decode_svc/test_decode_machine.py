@@ -68,7 +68,7 @@ wanted = st.builds(
         st.sampled_from([(0,), (0,), (0, 0), (0, 0, 0)]),
         st.lists(st.integers(0, 15), min_size=1, max_size=3).map(tuple),
     ),
-    regex=st.sampled_from([None, None, "[a-d]{2,6}", "([b-f]x?)+", "v*"]),
+    regex=st.sampled_from([None, None, "[a-d]{2,6}", "([b-f]t?)+", "v*"]),
 )
 
 

@@ -52,7 +52,7 @@ class PrefillEngineMachine(RuleBasedStateMachine):
         skip=st.one_of(st.just(0), st.integers(0, LONGEST)),
         first_choices=st.sampled_from([(), (0,), (0, 1, 2), (1, 3)]),
         peer=st.sampled_from(PEERS),
-        regex=st.sampled_from([None, None, "[b-d]x?[c-f]*", "v+"]),
+        regex=st.sampled_from([None, None, "[b-d]t?[c-f]*", "v+"]),
     )
     def run(
         self,
