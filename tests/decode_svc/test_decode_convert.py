@@ -2,10 +2,21 @@
 
 import pytest
 
+from common.engine.scoring import PART_SIZE
 from common.pb.tandem.v1 import decode_pb2 as pb
+from common.request_checks import MAX_LOGPROBS
+from common.rpc.channel import MAX_MESSAGE_BYTES
 from common.sampling import Candidate, FinishReason, SampledToken, TokenLogprobs
 from decode_svc.convert import to_messages
-from decode_svc.messages import AcceptedOut, DeltaOut, FinishedOut, GatewayOut, RejectedOut, ShortageOut
+from decode_svc.messages import (
+    AcceptedOut,
+    DeltaOut,
+    FinishedOut,
+    GatewayOut,
+    PromptLogprobsOut,
+    RejectedOut,
+    ShortageOut,
+)
 from decode_svc.request import Outcome, Timings
 
 
@@ -47,6 +58,58 @@ def test_tokens_of_one_choice_are_merged_and_others_are_not() -> None:
     assert found == [("r", 0, 0, 3, [7, 8, 9]), ("r", 0, 1, 0, [1]), ("r", 1, 0, 0, [2]), ("q", 0, 0, 0, [3])]
     assert [d.finish_reason for d in message.step.deltas] == [2, 0, 0, 0]
     assert [lp.chosen.token_id for lp in message.step.deltas[0].logprobs] == [7, 8, 9]
+
+
+def scores(first: int, count: int, request: str = "r") -> PromptLogprobsOut:
+    entries = tuple(TokenLogprobs(Candidate(first + i, -1.0), (Candidate(2, -0.5),)) for i in range(count))
+    return PromptLogprobsOut("s", request, 0, first, entries)
+
+
+def found_scores(message: pb.DecodeMessage) -> list[tuple[str, int, int]]:
+    return [(p.request_id, p.first_position, len(p.entries)) for p in message.step.prompt_logprobs]
+
+
+def test_few_prompt_log_probabilities_share_the_step() -> None:
+    outputs = [scores(1, 3), scores(4, 2), scores(1, 1, "q"), delta(0, 7), delta(0, 8, request="q")]
+    (message,) = to_messages(outputs, "d")
+    assert found_scores(message) == [("r", 1, 3), ("r", 4, 2), ("q", 1, 1)]
+    assert len(message.step.deltas) == 2
+    entry = message.step.prompt_logprobs[1].entries[1]
+    assert (entry.chosen.token_id, entry.chosen.logprob) == (5, -1.0)
+    assert [(c.token_id, c.logprob) for c in entry.top] == [(2, -0.5)]
+
+
+def test_many_prompt_log_probabilities_go_ahead_in_bounded_steps() -> None:
+    """What had to wait for a slow gateway: none is behind a delta of its request, whoever else is in between."""
+    outputs: list[GatewayOut] = [
+        AcceptedOut("s", "r", 0),
+        scores(1, 512),
+        delta(3, 9, request="q"),
+        scores(513, 500),
+        scores(1, 12, "t"),
+        scores(1013, 1),
+        AcceptedOut("s", "u", 0),
+        delta(0, 7),
+        delta(0, 8, request="t"),
+    ]
+    messages = list(to_messages(outputs, "d"))
+    assert [m.WhichOneof("message") for m in messages] == ["accepted", "step", "step", "accepted", "step"]
+    assert [found_scores(m) for m in messages if m.HasField("step")] == [
+        [("r", 1, 512)],
+        [("r", 513, 500), ("t", 1, 12)],
+        [("r", 1013, 1)],
+    ]
+    assert [d.request_id for d in messages[-1].step.deltas] == ["q", "r", "t"]
+    assert not any(m.step.deltas for m in messages[:-1])
+
+
+def test_the_longest_step_of_scores_is_far_from_the_limit() -> None:
+    entries = tuple(
+        TokenLogprobs(Candidate(2**20 + i, -9.5), tuple(Candidate(2**20 + j, -1.5) for j in range(MAX_LOGPROBS)))
+        for i in range(PART_SIZE)
+    )
+    (message,) = to_messages([PromptLogprobsOut("s", "r", 0, 1, entries)], "d")
+    assert message.ByteSize() < MAX_MESSAGE_BYTES / 16
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.errors import ContextTooLong, InvalidRequest
-from common.sampling import SamplingParams
+from common.sampling import GrammarKind, GrammarSpec, SamplingParams
 from decode_svc.request import ChoicePrefix, DecodeRequest
 from decode_svc.validation import RequestLimits, check_request
 
@@ -56,6 +56,8 @@ def params(**changes: Any) -> DecodeRequest:
         (params(max_tokens=0), "max_tokens"),
         (params(min_tokens=17), "min_tokens"),
         (params(logprobs=101), "logprobs"),
+        (params(prompt_logprobs=11), "prompt_logprobs"),
+        (params(grammar=GrammarSpec(GrammarKind.REGEX, "a")), "grammar"),
         (request(timeout=math.nan), "timeout_seconds"),
         (request(timeout=math.inf), "timeout_seconds"),
     ],

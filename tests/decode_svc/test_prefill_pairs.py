@@ -2,24 +2,35 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from opentelemetry import trace
 
+from common.engine.grammar import Grammar
 from common.pb.tandem.v1 import prefill_pb2 as pb
 from common.pb.tandem.v1 import prefill_pb2_grpc
-from common.sampling import SampledToken, SamplingParams
-from decode_svc.messages import CancelOut, FirstArrived, PrefillEnded, PrefillProgressed, RunOut
+from common.sampling import Candidate, GrammarKind, GrammarSpec, SampledToken, SamplingParams, TokenLogprobs
+from decode_svc.messages import (
+    CancelOut,
+    FirstArrived,
+    PrefillEnded,
+    PrefillProgressed,
+    PromptLogprobsArrived,
+    RunOut,
+)
 from decode_svc.prefill_pairs import PrefillPairs
 from decode_svc.request import PrefillTarget
 from kv_store.staging import SlotGrant
-from prefill_svc.request import Cancel, Ended, FirstTokens, PeerGone, Progressed, Run
+from prefill_svc.request import Cancel, Ended, FirstTokens, PeerGone, Progressed, PromptLogprobs, Run
 from prefill_svc.service import PrefillServicer
-from tests.factories.engines import FakePairing
+from tests.factories.engines import FakePairing, compile_regex
 from tests.factories.rpc import Posts, eventually, make_manifest, serving
 
 PARAMS = SamplingParams(seed=5, max_tokens=3)
+GRAMMAR = compile_regex("a+")
 
 
 class PrefillSide:
@@ -35,8 +46,16 @@ class PrefillSide:
             manifest=make_manifest(**manifest),
             transfer=cast(Any, self.transfer),
             post=self.posts,
+            load_grammar=self._load_grammar,
             tracer=trace.NoOpTracer(),
         )
+
+    def _load_grammar(self, serialized: bytes) -> "Future[Grammar]":
+        """The only one there is."""
+        assert serialized == GRAMMAR.serialized
+        loaded: Future[Grammar] = Future()
+        loaded.set_result(GRAMMAR)
+        return loaded
 
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
@@ -254,6 +273,40 @@ class TestTraffic:
             assert (ended.prefill_seconds, ended.transfer_seconds) == (0.5, 0.125)
             # The engine hears of the end before the transfer can complete.
             assert decode.transfer.calls[-1] == ("seal", 1, 4, 400)
+
+    async def test_a_compiled_grammar_goes_along(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        params = replace(PARAMS, grammar=GrammarSpec(GrammarKind.REGEX, "a+"))
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            out = replace(run_out(address), params=params, compiled_grammar=GRAMMAR.serialized)
+            decode.pairs.dispatch(out)
+            (run,) = await prefill.posts.wait_for(Run)
+            assert run.request.params == params and run.request.grammar is GRAMMAR
+
+    async def test_prompt_log_probabilities_come_before_the_first_token(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        params = replace(PARAMS, prompt_logprobs=1)
+        entries = tuple(TokenLogprobs(Candidate(i, -0.5), (Candidate(3, -0.25),)) for i in (6, 7))
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            decode.pairs.dispatch(replace(run_out(address), params=params))
+            (run,) = await prefill.posts.wait_for(Run)
+            assert run.request.params == params
+            prefill.servicer.deliver(
+                [
+                    PromptLogprobs("d-inc", 1, 1, entries[:1]),
+                    PromptLogprobs("d-inc", 1, 2, entries[1:]),
+                    FirstTokens("d-inc", 1, [(0, SampledToken(9))]),
+                    Ended("d-inc", 1, "ok"),
+                ]
+            )
+            await decode.posts.wait_for(PrefillEnded)
+            assert decode.posts.all[:3] == [
+                PromptLogprobsArrived(1, 1, list(entries[:1])),
+                PromptLogprobsArrived(1, 2, list(entries[1:])),
+                FirstArrived(1, [(0, SampledToken(9))]),
+            ]
 
     @pytest.mark.parametrize("outcome", ["cancelled", "shortage", "rejected", "failed"])
     async def test_what_did_not_end_well_is_not_sealed(
