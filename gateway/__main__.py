@@ -8,6 +8,8 @@ import click
 from common.config import BYTES, HOST_PORT, PORT_OR_ZERO, REDIS_URL, Address, option, run_command
 from common.model_source import model_name, resolve_model
 from common.telemetry.logs import LogFormat, configure_logging
+from gateway.chat.reasoning import REASONING_PARSERS
+from gateway.chat.tools.choose import TOOL_PARSERS
 from gateway.router import PrefillPolicy
 from gateway.service import Gateway, GatewayConfig
 from gateway.tenants import ApiKeys
@@ -61,6 +63,18 @@ from gateway.tenants import ApiKeys
     help="Longer prompts: where it is estimated to be faster, always on prefill workers, or always on decode workers.",
 )
 @option(
+    "--tool-parser",
+    type=click.Choice(TOOL_PARSERS),
+    default="auto",
+    help="How the model writes tool calls; auto: by its chat template, none: tools are refused.",
+)
+@option(
+    "--reasoning-parser",
+    type=click.Choice(REASONING_PARSERS),
+    default="auto",
+    help="Whether `<think>...</think>` is told from answers; auto: if the model's template or vocabulary has it.",
+)
+@option(
     "--worker-wait",
     type=click.FloatRange(0),
     default=15.0,
@@ -88,6 +102,8 @@ def command(
     response_ttl: int,
     local_prefill_tokens: int,
     prefill_policy: str,
+    tool_parser: str,
+    reasoning_parser: str,
     worker_wait: float,
     max_attempts: int,
     log_level: str,
@@ -112,6 +128,8 @@ def command(
         response_ttl=response_ttl,
         local_prefill_tokens=local_prefill_tokens,
         prefill_policy=PrefillPolicy(prefill_policy),
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         worker_wait=worker_wait,
         max_attempts=max_attempts,
         drain_seconds=drain_seconds,

@@ -1,15 +1,23 @@
 """Prompt ids for every edge: from text, from ids, from a conversation; long texts off the event loop."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+from common.errors import InvalidRequest
 from common.text.chat_prompt import ChatPrompt, encode_chat
 from gateway.chat.conversation import template_messages
 from gateway.chat.fields import ChatFields
-from gateway.chat.request import ChatInput, Turn
+from gateway.chat.request import ChatInput
+from gateway.chat.tools.check import ToolUse, check_tools
+from gateway.chat.tools.format import template_tool
+from gateway.chat.tools.hermes import HermesFormat
+from gateway.chat.tools.plain_template import without_tools
 from gateway.generation import ServingLimits
 from gateway.serving import ServingModel
+
+T = TypeVar("T")
 
 #: Longer texts are tokenized in a thread, so that other streams go on meanwhile.
 _INLINE_CHARACTERS = 8192
@@ -20,47 +28,82 @@ async def text_ids(model: ServingModel, text: str, limits: ServingLimits, *, fie
     return await _offload(lambda: model.encode_text(text, limits.max_request_tokens, field=field), len(text))
 
 
-async def chat_ids(
-    model: ServingModel,
-    turns: Sequence[Turn],
-    limits: ServingLimits,
-    *,
-    add_generation_prompt: bool = True,
-    variables: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """Ids of a conversation in the model's template. Raises InvalidRequest naming `messages…`, ContextTooLong."""
-    messages = template_messages(turns)
-    characters = sum(len(message["content"]) for message in messages)
-    model.check_length(characters, limits.max_request_tokens, field="messages")
-
-    def encode() -> list[int]:
-        return encode_chat(
-            model.tokenizer,
-            model.template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            variables=variables,
-        )
-
-    return await _offload(encode, characters)
-
-
 async def chat_prompt(
     model: ServingModel,
     chat: ChatInput,
     limits: ServingLimits,
     fields: ChatFields = ChatFields(),  # noqa: B008 - a frozen value
 ) -> ChatPrompt:
-    """The prompt of a chat request, tools and all, as ids and as text. Raises InvalidRequest, ContextTooLong."""
-    ids = await chat_ids(
-        model,
-        chat.turns,
-        limits,
-        add_generation_prompt=chat.add_generation_prompt is not False,
-        variables=chat.template_variables,
-    )
-    return ChatPrompt(ids, model.tokenizer.decode(ids, skip_special_tokens=False))
+    """The prompt of a chat request, tools and all. Raises InvalidRequest naming the field, ContextTooLong."""
+    return await render_chat(model, chat, check_tools(chat, fields), limits, fields)
 
 
-async def _offload(work: Callable[[], list[int]], characters: int) -> list[int]:
+async def render_chat(
+    model: ServingModel, chat: ChatInput, use: ToolUse, limits: ServingLimits, fields: ChatFields
+) -> ChatPrompt:
+    """As `chat_prompt`, with tools that are checked already."""
+    if use.tools and model.tool_format is None:
+        message = "tools: it is not known how this model writes calls; the gateway's --tool-parser can say"
+        raise InvalidRequest(message, field="tools", code="unsupported_parameter")
+    format_ = model.tool_format or HermesFormat()
+    messages: Sequence[Mapping[str, Any]] = template_messages(chat.turns, fields, format_.template_id)
+    generation_prompt = _generation_prompt(chat, fields)
+    tools: Sequence[Mapping[str, Any]] | None = [template_tool(tool) for tool in use.tools] or None
+    if not model.template.knows("tools"):
+        messages, tools = without_tools(messages, tools or (), format_), None
+    characters = _characters(messages) + _characters(tools)
+    model.check_length(characters, limits.max_request_tokens, field=fields.messages)
+
+    def encode() -> ChatPrompt:
+        return encode_chat(
+            model.tokenizer,
+            model.template,
+            messages,
+            add_generation_prompt=generation_prompt,
+            tools=tools,
+            variables=chat.template_variables,
+            continue_final_message=chat.continue_final_message,
+        )
+
+    with _named(fields):
+        return await _offload(encode, characters)
+
+
+def _generation_prompt(chat: ChatInput, fields: ChatFields) -> bool:
+    """Whether the prompt opens the assistant's turn. Raises InvalidRequest if the final message cannot be continued."""
+    if not chat.continue_final_message:
+        return chat.add_generation_prompt is not False
+    field = "continue_final_message"
+    if chat.add_generation_prompt:
+        raise InvalidRequest("continue_final_message and add_generation_prompt exclude each other", field=field)
+    final = chat.turns[-1]
+    if final.role != "assistant" or final.content is None or final.tool_calls:
+        message = f"continue_final_message: {fields.messages} must end with words of the assistant"
+        raise InvalidRequest(message, field=field)
+    return False
+
+
+def _characters(value: Any) -> int:
+    """Of all strings, at any depth."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_characters(key) + _characters(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(_characters, value))
+    return 0
+
+
+@contextmanager
+def _named(fields: ChatFields) -> Iterator[None]:
+    """The template's complaints in the words of the API."""
+    names = {"messages": fields.messages, "chat_template_kwargs": fields.template_variables}
+    try:
+        yield
+    except InvalidRequest as error:
+        error.field = names.get(error.field or "", error.field)
+        raise
+
+
+async def _offload(work: Callable[[], T], characters: int) -> T:
     return work() if characters <= _INLINE_CHARACTERS else await asyncio.to_thread(work)

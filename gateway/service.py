@@ -80,6 +80,9 @@ class GatewayConfig:
     #: Prompts with up to so many uncached tokens are prefilled on the decode worker.
     local_prefill_tokens: int = 32
     prefill_policy: PrefillPolicy = PrefillPolicy.COST
+    #: How the model writes tool calls and thoughts: one of TOOL_PARSERS, of REASONING_PARSERS.
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     #: Seconds to wait for a decode worker when the last one was lost.
     worker_wait: float = 15.0
     #: Workers on which one request may fail.
@@ -98,7 +101,12 @@ class Gateway:
         self._draining = False
         self._fatal = Fatal()
         self._tracing = Tracing("gateway", self.gateway_id)
-        self._model = ServingModel.load(config.model_folder, config.model_name)
+        self._model = ServingModel.load(
+            config.model_folder,
+            config.model_name,
+            tool_parser=config.tool_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
         self._redis = open_redis(config.redis) if config.redis else None
         fingerprint = tokenizer_fingerprint(config.model_folder)
         self.cluster = Cluster(

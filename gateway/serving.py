@@ -9,6 +9,9 @@ from common.errors import ContextTooLong, NotFound
 from common.text.chat_template import ChatTemplate
 from common.text.tokenizer import Tokenizer
 from common.text.tokenizer_files import read_json
+from gateway.chat.reasoning import reasons
+from gateway.chat.tools.choose import choose_tool_format
+from gateway.chat.tools.format import ToolFormat
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 #: Room for normalizers that make a text shorter before it is cut into tokens.
@@ -53,14 +56,28 @@ class ServingModel:
     defaults: GenerationDefaults = GenerationDefaults()
     #: Unix seconds, shown by /v1/models.
     created: int = 0
+    #: How it writes tool calls; None: unknown or switched off.
+    tool_format: ToolFormat | None = None
+    #: It may think in `<think>` before it answers.
+    reasoning: bool = False
 
     @classmethod
-    def load(cls, folder: Path, name: str) -> Self:
-        """Reads the text side of a Hugging Face folder. Raises ModelError if it is not usable."""
+    def load(cls, folder: Path, name: str, *, tool_parser: str = "auto", reasoning_parser: str = "auto") -> Self:
+        """Reads the text side of a Hugging Face folder.
+
+        Args:
+            tool_parser: one of TOOL_PARSERS.
+            reasoning_parser: one of REASONING_PARSERS.
+
+        Raises ModelError if the folder is not usable, ConfigError for an unknown parser.
+        """
+        tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
         return cls(
             name=name,
-            tokenizer=Tokenizer.load(folder),
-            template=ChatTemplate.load(folder),
+            tokenizer=tokenizer,
+            template=template,
+            tool_format=choose_tool_format(tool_parser, template),
+            reasoning=reasons(reasoning_parser, template, tokenizer),
             defaults=GenerationDefaults.load(folder),
             created=int(time.time()),
         )

@@ -6,15 +6,19 @@ Face does this with `sanitize_control_tokens`; without a special token in a mess
 """
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.errors import InvalidRequest
 from common.text.chat_template import ChatTemplate, Message
 from common.text.tokenizer import Tokenizer
 
 #: Breaks up spellings of special tokens while the template runs; a noncharacter, which no text should hold.
 _MARK = "\ufdd0"
+#: Begins what stands for the final message's content while the template runs; a random part follows.
+_PLACE = "\ufdd1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class ChatPrompt:
     """A rendered conversation."""
 
     ids: list[int]
-    #: As the template wrote it; special tokens by their spelling.
+    #: As the model reads it; special tokens by their spelling.
     text: str
 
 
@@ -34,21 +38,46 @@ def encode_chat(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """Prompt ids of a conversation; parameters and errors are those of `ChatTemplate.render`."""
+    continue_final_message: bool = False,
+) -> ChatPrompt:
+    """The prompt of a conversation; parameters and errors are those of `ChatTemplate.render`, and
+
+    Args:
+        continue_final_message: the prompt ends with the content (a string) of the last message exactly as it is given,
+            whatever the template does to contents; `add_generation_prompt` must be off. Raises InvalidRequest (field
+            `continue_final_message`) if the template does not show it.
+    """
     marked = [_mark(message, tokenizer.special_texts) for message in messages]
-    text = template.render(marked, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables)
-    if marked == list(messages):
-        return tokenizer.encode(text, add_special_tokens=False)
-    return _encode_marked(tokenizer, text)
+    marked_tools = None if tools is None else [_mark(tool, tokenizer.special_texts) for tool in tools]
+    final: str | None = None
+    if continue_final_message:
+        assert not add_generation_prompt, "the final message is continued"
+        final = marked[-1]["content"]
+        place = f"{_PLACE}{secrets.token_hex(8)}"
+        marked[-1] = {**marked[-1], "content": place}
+    text = template.render(marked, add_generation_prompt=add_generation_prompt, tools=marked_tools, variables=variables)
+    if final is not None:
+        text = _until(text, place) + final
+        marked[-1] = {**marked[-1], "content": final}
+    if marked == list(messages) and marked_tools == (None if tools is None else list(tools)):
+        return ChatPrompt(tokenizer.encode(text, add_special_tokens=False), text)
+    return ChatPrompt(_encode_marked(tokenizer, text), text.replace(_MARK, ""))
+
+
+def _until(text: str, place: str) -> str:
+    before, found, _ = text.rpartition(place)
+    if not found:
+        message = "the chat template does not show the final message as it is, so that it cannot be continued"
+        raise InvalidRequest(message, field="continue_final_message")
+    return before
 
 
 def _mark(value: Any, special_texts: re.Pattern[str]) -> Any:
-    """The value with a mark inside each spelling of a special token, in strings at any depth (keys excepted)."""
+    """The value with a mark inside each spelling of a special token, in strings at any depth, keys included."""
     if isinstance(value, str):
         return special_texts.sub(lambda match: match[0][0] + _MARK + match[0][1:], value)
     if isinstance(value, Mapping):
-        return {key: _mark(item, special_texts) for key, item in value.items()}
+        return {_mark(key, special_texts): _mark(item, special_texts) for key, item in value.items()}
     if isinstance(value, list):
         return [_mark(item, special_texts) for item in value]
     return value

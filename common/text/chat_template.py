@@ -85,7 +85,7 @@ class ChatTemplate:
         """
         if reserved := RESERVED_VARIABLES.intersection(variables or ()):
             raise InvalidRequest(f"{min(reserved)!r} cannot be set here", field="chat_template_kwargs")
-        template = self._choose(with_tools=bool(tools))
+        template = self._choose(with_tools=bool(tools) or any(map(_speaks_of_tools, messages)))
         values = {
             **self._special,
             **(variables or {}),
@@ -107,6 +107,10 @@ class ChatTemplate:
             if name in self._templates:
                 return self._templates[name]
         raise InvalidRequest("the model has no chat template; use completions", field="messages", code="no_template")
+
+
+def _speaks_of_tools(message: Message) -> bool:
+    return bool(message.get("tool_calls")) or message.get("role") == "tool"
 
 
 def _bounded_join(pieces: Iterable[str]) -> str:

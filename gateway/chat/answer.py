@@ -1,11 +1,14 @@
 """From the text of a chat answer's choices to their parts: one parser for each choice. Knows no API."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Self
 
 from common.sampling import FinishReason
-from gateway.chat.parts import AnswerParser, Part
+from gateway.chat.parts import AnswerParser, Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
+from gateway.chat.reasoning import ReasoningParser
+from gateway.chat.request import ToolCall
 from gateway.completion import ChoiceDelta, TextToken
 
 
@@ -34,19 +37,55 @@ class ChatAnswer:
 
     def __init__(self, new_parser: Callable[[], AnswerParser]) -> None:
         self._new_parser = new_parser
-        self._parsers: dict[int, AnswerParser] = {}
+        self._choices: dict[int, _Choice] = {}
 
     def read(self, choice: int, delta: ChoiceDelta) -> ChatDelta:
         """The parts of one delta. `choice` counts over all prompts of a request (`Answer`), as the APIs do."""
-        parser = self._parsers.get(choice)
-        if parser is None:
-            parser = self._parsers[choice] = self._new_parser()
-        parts = parser.push(delta.text) if delta.text else []
+        reading = self._choices.get(choice)
+        if reading is None:
+            reading = self._choices[choice] = _Choice(self._new_parser())
+        return reading.read(choice, delta)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of thoughts so far, their marks included, over all choices."""
+        return sum(reading.thoughts.count for reading in self._choices.values())
+
+
+class _Choice:
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self.thoughts = _Thoughts()
+
+    def read(self, choice: int, delta: ChoiceDelta) -> ChatDelta:
+        parts = self._parser.push(delta.text) if delta.text else []
         finish = None
         if delta.finish_reason is not None:
-            parts += parser.finish()
-            finish = _finish(delta.finish_reason, called_tools=parser.called_tools)
+            parts += self._parser.finish()
+            finish = _finish(delta.finish_reason, called_tools=self._parser.called_tools)
+        if isinstance(self._parser, ReasoningParser):
+            self.thoughts.add(delta.tokens, self._parser.reasoning_characters)
         return ChatDelta(choice, tuple(parts), delta.tokens, finish)
+
+
+class _Thoughts:
+    """Counts the tokens before the place where the answer begins, which becomes known after some of them have come."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        #: Offsets of tokens that count as long as the answer has not begun.
+        self._undecided: list[int] = []
+        self._answering = False
+
+    def add(self, tokens: Iterable[TextToken], answer_begins: int | None) -> None:
+        if self._answering:
+            return
+        self._undecided += [token.offset for token in tokens]
+        self.count = len(self._undecided)
+        if answer_begins is not None:
+            self._answering = True
+            self.count = sum(offset < answer_begins for offset in self._undecided)
+            self._undecided.clear()
 
 
 def _finish(reason: FinishReason, *, called_tools: bool) -> ChatFinish:
@@ -54,3 +93,30 @@ def _finish(reason: FinishReason, *, called_tools: bool) -> ChatFinish:
     if reason is FinishReason.STOP and called_tools:
         return ChatFinish.TOOL_CALLS
     return ChatFinish(reason.value)
+
+
+@dataclass(slots=True)
+class WholeMessage:
+    """All parts of a choice put together."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Self:
+        message = cls()
+        for part in parts:
+            message.add(part)
+        return message
+
+    def add(self, part: Part) -> None:
+        match part:
+            case TextPart(text):
+                self.text += text
+            case ReasoningPart(text):
+                self.reasoning += text
+            case ToolCallStart(_, id_, name):
+                self.calls.append(ToolCall(id_, name, ""))
+            case ToolCallArguments(_, text):
+                self.calls[-1] = replace(self.calls[-1], arguments=self.calls[-1].arguments + text)

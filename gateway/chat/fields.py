@@ -17,13 +17,10 @@ class ChatFields:
     #: What asks for structured output.
     grammar: str = "response_format"
     template_variables: str = "chat_template_kwargs"
+    max_tokens: str = "max_tokens"
 
     def turn(self, index: int) -> str:
         return f"{self.messages}[{index}]" if self.turns is None else self.turns[index]
 
     def tool(self, index: int) -> str:
         return f"tools[{index}]" if self.tools is None else self.tools[index]
-
-
-#: `tandem.v1.Inference`: functions are not nested.
-RPC_FIELDS = ChatFields(function="", grammar="options.structured_output")

@@ -1,15 +1,23 @@
 """From a chat request to what the dispatcher gets and what reads the answer, the same for every API."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from common.sampling import GrammarSpec
+from common.text.chat_prompt import ChatPrompt
+from common.text.tokenizer import Tokenizer
+from gateway.chat import reasoning
 from gateway.chat.fields import ChatFields
 from gateway.chat.parts import AnswerParser
 from gateway.chat.plain import PlainParser
-from gateway.chat.request import ChatInput
+from gateway.chat.reasoning import ReasoningParser, Thinking, behind_thoughts, thinking_of
+from gateway.chat.request import ChatInput, Tool
+from gateway.chat.structure import either, node_of, structural_tag
+from gateway.chat.tools.check import ToolUse, check_tools
+from gateway.chat.tools.format import ToolFormat
 from gateway.generation import ServingLimits
 from gateway.options import GenerationOptions
-from gateway.prompts import chat_prompt
+from gateway.prompts import render_chat
 from gateway.serving import ServingModel
 from gateway.validation import PreparedRequest, check_options, prepare
 
@@ -41,6 +49,68 @@ async def prepare_chat(
     Raises InvalidRequest naming the field, or ContextTooLong.
     """
     check_options(options, limits.vocab_size)
-    prompt = await chat_prompt(model, chat, limits, fields)
-    prepared = prepare(request_id, prompt.ids, options, model.defaults, limits, prompt_field=fields.messages)
-    return PreparedChat(prepared, PlainParser)
+    use = check_tools(chat, fields)
+    prompt = await render_chat(model, chat, use, limits, fields)
+    thinking = _thinking(chat, prompt) if model.reasoning else Thinking.CLOSED
+    # Without tools the format is of no interest: text that looks like a call is text.
+    format_ = model.tool_format if use.tools else None
+    prepared = prepare(
+        request_id,
+        prompt.ids,
+        replace(options, grammar=_grammar(options.grammar, use, format_, thinking)),
+        model.defaults,
+        limits,
+        prompt_field=fields.messages,
+        max_tokens_field=fields.max_tokens,
+    )
+    marks = [*(format_.marks if format_ else ()), *(reasoning.MARKS if model.reasoning else ())]
+    text = replace(prepared.text, kept_special_ids=_special_ids(model.tokenizer, marks))
+    return PreparedChat(replace(prepared, text=text), lambda: _new_parser(chat, use, format_, thinking))
+
+
+def _thinking(chat: ChatInput, prompt: ChatPrompt) -> Thinking:
+    """What a client wrote is no evidence of thoughts, but for the message that is continued."""
+    final = (chat.turns[-1].content or "") if chat.continue_final_message else ""
+    if (thinking := thinking_of(final)) is not Thinking.FREE:
+        return thinking
+    if final.strip():
+        return Thinking.CLOSED
+    before = prompt.text[: len(prompt.text) - len(final)].rstrip()
+    return thinking_of(before[-max(map(len, reasoning.MARKS)) :])
+
+
+def _grammar(
+    asked: GrammarSpec | None, use: ToolUse, format_: ToolFormat | None, thinking: Thinking
+) -> GrammarSpec | None:
+    """What holds the answer: calls where they are forced, else what was asked for, or calls instead of it."""
+    if format_ is not None and use.required:
+        answer = format_.calls(use.callable, parallel=use.parallel)
+    elif format_ is not None and asked is not None:
+        answer = either(node_of(asked), format_.calls(use.callable, parallel=use.parallel))
+    elif format_ is not None and any(tool.strict for tool in use.callable):
+        # Free text may think as it likes.
+        return structural_tag(format_.text_and_calls(_held(use.callable), parallel=use.parallel))
+    elif asked is not None and thinking is not Thinking.CLOSED:
+        answer = node_of(asked)
+    else:
+        return asked
+    return structural_tag(behind_thoughts(answer, thinking))
+
+
+def _held(tools: Sequence[Tool]) -> list[Tool]:
+    """Arguments of functions that are not strict may be any object."""
+    return [tool if tool.strict else replace(tool, parameters=None) for tool in tools]
+
+
+def _special_ids(tokenizer: Tokenizer, marks: Sequence[str]) -> frozenset[int]:
+    ids = (tokenizer.token_id(mark) for mark in marks)
+    return frozenset(id_ for id_ in ids if id_ in tokenizer.special_ids)
+
+
+def _new_parser(chat: ChatInput, use: ToolUse, format_: ToolFormat | None, thinking: Thinking) -> AnswerParser:
+    parser: AnswerParser = PlainParser()
+    if format_ is not None:
+        parser = format_.new_parser([tool.name for tool in use.tools], parallel=use.parallel)
+    if thinking is Thinking.CLOSED:
+        return parser
+    return ReasoningParser(parser, thinking, separate=chat.separate_reasoning)

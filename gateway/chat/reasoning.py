@@ -5,6 +5,9 @@ Thoughts come first, if at all. Blanks around them are left out.
 
 from enum import Enum
 
+from common.errors import ConfigError
+from common.text.chat_template import ChatTemplate
+from common.text.tokenizer import Tokenizer
 from gateway.chat.parts import AnswerParser, Part, ReasoningPart, TextPart
 from gateway.chat.structure import Node, any_text, optional, regex, sequence, tag
 from gateway.chat.tools.reader import held_suffix
@@ -12,6 +15,23 @@ from gateway.chat.tools.reader import held_suffix
 BEGIN = "<think>"
 END = "</think>"
 MARKS = (BEGIN, END)
+
+
+#: What `--reasoning-parser` takes.
+REASONING_PARSERS = ("auto", "think", "none")
+
+
+def reasons(option: str, template: ChatTemplate, tokenizer: Tokenizer) -> bool:
+    """Whether a model's thoughts are looked for; `auto`: its template or vocabulary has the mark that ends them.
+
+    Raises ConfigError for an unknown option.
+    """
+    if option not in REASONING_PARSERS:
+        parsers = ", ".join(REASONING_PARSERS)
+        raise ConfigError(f"the reasoning parser must be one of {parsers}", field="reasoning_parser")
+    if option == "auto":
+        return END in template.tool_source or tokenizer.token_id(END) is not None
+    return option == "think"
 
 
 class Thinking(Enum):

@@ -1,35 +1,48 @@
 """From a chat completion body to a prepared request and the format of its answer. Knows no sockets."""
 
 from common.errors import InvalidRequest
-from gateway.chat.request import Turn
+from gateway.chat.answer import ChatAnswer
+from gateway.chat.fields import ChatFields
+from gateway.chat.prepare import prepare_chat
 from gateway.generation import ServingLimits
 from gateway.http.call import Call, options_of, stream_mode
-from gateway.http.chat_format import ChatFormat
+from gateway.http.chat_format import ChatFormat, PromptScores
+from gateway.http.chat_input import chat_input
+from gateway.http.formats import Envelope
+from gateway.http.prompt_logprobs import refuse_streamed
 from gateway.http.refused import refuse_unsupported
-from gateway.http.schemas import ChatCompletionBody, ChatMessage
-from gateway.prompts import chat_ids
+from gateway.http.schemas import ChatCompletionBody
 from gateway.serving import ServingModel
-from gateway.validation import RANGES, check_options, prepare
+from gateway.validation import RANGES, check_options
 
 
 async def chat_call(body: ChatCompletionBody, model: ServingModel, limits: ServingLimits) -> Call:
     """Raises NotFound (model) or InvalidRequest naming the field."""
     name = model.check_name(body.model)
     refuse_unsupported(body.model_extra)
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.echo:
+        message = "echo is not supported for chats; the prompt's own words are in the request"
+        raise InvalidRequest(message, field="echo", code="unsupported_parameter")
+    refuse_streamed(body.prompt_logprobs, stream=body.stream)
+    max_tokens, fields = body.max_tokens, ChatFields()
+    if body.max_completion_tokens is not None:
+        max_tokens, fields = body.max_completion_tokens, ChatFields(max_tokens="max_completion_tokens")
     options = options_of(body, max_tokens=max_tokens, logprobs=_chat_top(body))
     check_options(options, limits.vocab_size)
     mode = stream_mode(body)
-    prompt_ids = await chat_ids(
-        model,
-        [_turn(index, message) for index, message in enumerate(body.messages)],
-        limits,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        variables=body.chat_template_kwargs,
+    envelope = Envelope("chatcmpl", "chat.completion.chunk" if mode.stream else "chat.completion", name)
+    chat = await prepare_chat(model, chat_input(body), options, limits, request_id=envelope.id, fields=fields)
+    scores = None
+    if options.prompt_logprobs is not None:
+        scores = PromptScores(chat.prepared.generation.prompt_ids, options.prompt_logprobs)
+    format_ = ChatFormat(
+        envelope,
+        model.tokenizer,
+        ChatAnswer(chat.new_parser),
+        logprobs=options.logprobs is not None,
+        prompt_scores=scores,
     )
-    format_ = ChatFormat(name, model.tokenizer, stream=mode.stream, logprobs=options.logprobs is not None)
-    request = prepare(format_.id, prompt_ids, options, model.defaults, limits, prompt_field="messages")
-    return Call([request], format_, mode)
+    return Call([chat.prepared], format_, mode)
 
 
 def _chat_top(body: ChatCompletionBody) -> int | None:
@@ -42,22 +55,3 @@ def _chat_top(body: ChatCompletionBody) -> int | None:
     if body.top_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
     return None
-
-
-def _turn(index: int, message: ChatMessage) -> Turn:
-    refuse_unsupported(message.model_extra, message=index)
-    return Turn(message.role, _content(f"messages[{index}].content", message), message.name)
-
-
-def _content(field: str, message: ChatMessage) -> str | None:
-    """Text parts are joined without anything between them."""
-    if message.content is None or isinstance(message.content, str):
-        return message.content
-    if not message.content:
-        raise InvalidRequest(f"{field} has no parts", field=field)
-    for index, part in enumerate(message.content):
-        if part.type != "text":
-            raise InvalidRequest(f"{field}[{index}].type: only text is supported", field=f"{field}[{index}].type")
-        if part.text is None:
-            raise InvalidRequest(f"{field}[{index}].text is missing", field=f"{field}[{index}].text")
-    return "".join(part.text or "" for part in message.content)

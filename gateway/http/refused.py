@@ -1,6 +1,6 @@
 """Request fields that change the answer and are not offered: refused by name, never silently ignored.
 
-Anything else that is unknown is ignored (`metadata`, `store`, `user`, `parallel_tool_calls`, ...).
+Anything else that is unknown is ignored (`metadata`, `store`, `user`, ...).
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,6 @@ from common.errors import InvalidRequest
 
 #: Field and the values that mean "as if it were not there".
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -27,7 +25,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "guided_decoding_backend": (),
     "chat_template": (),
     "documents": ([],),
-    "continue_final_message": (False,),
     "prompt_embeds": (),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -38,9 +35,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 #: The same for fields of one message.
 _NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
-    "tool_calls": ([],),
     "function_call": (),
-    "tool_call_id": (),
     "audio": (),
 }
 

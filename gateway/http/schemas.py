@@ -84,10 +84,69 @@ Content = Annotated[
 ]
 
 
+class CalledFunction(Body):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class MessageToolCall(Body):
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction | None = None
+
+
 class ChatMessage(Body):
     role: str | None = None
     content: Content | None = None
     name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    #: vLLM's newer word for the same.
+    reasoning: str | None = None
+
+
+class FunctionBody(Body):
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(Body):
+    type: str | None = None
+    function: FunctionBody | None = None
+
+
+class ChosenFunction(Body):
+    name: str | None = None
+
+
+class ChosenTool(Body):
+    type: str | None = None
+    function: ChosenFunction | None = None
+
+
+class AllowedTools(Body):
+    mode: str | None = None
+    tools: list[ChosenTool] | None = None
+
+
+class ToolChoiceBody(ChosenTool):
+    allowed_tools: AllowedTools | None = None
+
+
+def _choice_kind(value: Any) -> str | None:
+    return "|mode" if isinstance(value, str) else "|object" if isinstance(value, dict) else None
+
+
+ToolChoiceField = Annotated[
+    Annotated[str, Tag("|mode")] | Annotated[ToolChoiceBody, Tag("|object")],
+    Discriminator(
+        _choice_kind, custom_error_type="choice_type", custom_error_message="Input should be a string or an object"
+    ),
+]
 
 
 class ChatCompletionBody(GenerationBody):
@@ -97,8 +156,15 @@ class ChatCompletionBody(GenerationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    #: As SGLang: false leaves thoughts in the content.
+    separate_reasoning: bool | None = None
+    echo: bool | None = None
 
 
 def _prompt_kind(value: Any) -> str | None:

@@ -1,12 +1,12 @@
 """Between the messages of `inference.proto` and the gateway's own values. Judges nothing but what has no value."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from common.errors import InvalidRequest
 from common.pb.tandem.v1 import generation_pb2, inference_pb2
-from common.sampling import Candidate, FinishReason
+from common.sampling import Candidate, FinishReason, TokenLogprobs
 from common.text.tokenizer import Tokenizer
-from gateway.chat.request import Turn
 from gateway.completion import ChoiceDelta, TextToken, Usage
 from gateway.generation import GenerationStats, RequestClass
 from gateway.options import GenerationOptions
@@ -30,6 +30,10 @@ _OPTIONAL_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "prompt_logprobs",
+    "priority",
 )
 
 
@@ -55,29 +59,33 @@ def _request_class(name: str) -> RequestClass:
         raise InvalidRequest(f"request_class must be one of {known}", field="request_class") from error
 
 
-def turns_from_proto(messages: Sequence[inference_pb2.ChatMessage]) -> list[Turn]:
-    """An empty name is no name; content may be absent, which is not the same as empty."""
-    return [
-        Turn(message.role, message.content if message.HasField("content") else None, message.name or None)
-        for message in messages
-    ]
-
-
 def delta_to_proto(tokenizer: Tokenizer, delta: ChoiceDelta) -> inference_pb2.TextDelta:
     return inference_pb2.TextDelta(
         choice=delta.choice,
         text=delta.text,
-        token_ids=[token.token_id for token in delta.tokens],
-        logprobs=[_logprobs(tokenizer, token) for token in delta.tokens if token.logprobs is not None],
         finish_reason=_FINISH[delta.finish_reason],
+        **tokens_to_proto(tokenizer, delta.tokens),
     )
 
 
-def _logprobs(tokenizer: Tokenizer, token: TextToken) -> inference_pb2.TextLogprobs:
-    assert token.logprobs is not None
+def tokens_to_proto(tokenizer: Tokenizer, tokens: Sequence[TextToken]) -> dict[str, Any]:
+    """The fields of a TextDelta that are about tokens."""
+    scores = [token.logprobs for token in tokens if token.logprobs is not None]
+    return {
+        "token_ids": [token.token_id for token in tokens],
+        "logprobs": [_logprobs(tokenizer, score, len(score.top)) for score in scores],
+    }
+
+
+def prompt_to_proto(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs], count: int) -> inference_pb2.PromptScores:
+    """`count`: how many of the most likely ones to show; `scores` may hold more."""
+    return inference_pb2.PromptScores(logprobs=[_logprobs(tokenizer, score, count) for score in scores])
+
+
+def _logprobs(tokenizer: Tokenizer, score: TokenLogprobs, count: int) -> inference_pb2.TextLogprobs:
     return inference_pb2.TextLogprobs(
-        chosen=_candidate(tokenizer, token.logprobs.chosen),
-        top=[_candidate(tokenizer, candidate) for candidate in token.logprobs.top],
+        chosen=_candidate(tokenizer, score.chosen),
+        top=[_candidate(tokenizer, candidate) for candidate in score.top[:count]],
     )
 
 

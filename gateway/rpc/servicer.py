@@ -5,8 +5,9 @@ errors to statuses. A client that cancels or runs into its deadline closes the h
 """
 
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,11 +20,15 @@ from common.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from common.telemetry.tracing import context_from
 from gateway.accounting import EdgeMetrics, RequestRecord, request_id
 from gateway.answer import Answer, open_answer
+from gateway.chat.answer import ChatAnswer
+from gateway.chat.prepare import prepare_chat
+from gateway.completion import ChoiceDelta
 from gateway.generation import Dispatcher
 from gateway.options import GenerationOptions
-from gateway.prompts import chat_ids, text_ids
+from gateway.prompts import text_ids
 from gateway.rpc.auth import tenant_of
-from gateway.rpc.convert import delta_to_proto, options_from_proto, summary_to_proto, turns_from_proto
+from gateway.rpc.chat import CHAT_FIELDS, chat_delta_to_proto, chat_from_proto
+from gateway.rpc.convert import delta_to_proto, options_from_proto, prompt_to_proto, summary_to_proto
 from gateway.serving import ServingModel
 from gateway.tenants import ApiKeys
 from gateway.validation import PreparedRequest, check_options, check_prompt, prepare
@@ -34,6 +39,14 @@ _LONGEST_DEADLINE = 86_400.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Responses = AsyncGenerator[inference_pb2.GenerateResponse, None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request ready to be answered, and how its deltas are written."""
+
+    prepared: PreparedRequest
+    write: Callable[[int, ChoiceDelta], inference_pb2.TextDelta]
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -66,28 +79,33 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             async for response in responses:
                 yield response
 
-    async def _serve(self, method: str, context: Context, preparing: Awaitable[PreparedRequest]) -> Responses:
+    async def _serve(self, method: str, context: Context, preparing: Awaitable[_Call]) -> Responses:
         with self._observed(method, context) as (record, span):
-            prepared = await preparing
+            call = await preparing
             # Current only while the dispatcher picks it up: a generator may be closed in another task's context.
             with trace.use_span(span):
-                answer = await open_answer(self._dispatcher, self._model.tokenizer, [prepared], record)
+                answer = await open_answer(self._dispatcher, self._model.tokenizer, [call.prepared], record)
             try:
-                async with aclosing(self._responses(prepared.generation.request_id, answer)) as responses:
+                async with aclosing(self._responses(call, answer)) as responses:
                     async for response in responses:
                         yield response
             finally:
                 await answer.aclose()
 
-    async def _responses(self, id_: str, answer: Answer) -> Responses:
+    async def _responses(self, call: _Call, answer: Answer) -> Responses:
+        id_ = call.prepared.generation.request_id
+        scores = call.prepared.generation.params.prompt_logprobs
         async with aclosing(answer.__aiter__()) as deltas:
-            async for _, delta in deltas:
-                message = delta_to_proto(self._model.tokenizer, delta)
-                yield inference_pb2.GenerateResponse(request_id=id_, delta=message)
+            async for choice, delta in deltas:
+                if scores is not None:
+                    prompt = prompt_to_proto(self._model.tokenizer, delta.prompt_logprobs, scores)
+                    yield inference_pb2.GenerateResponse(request_id=id_, prompt=prompt)
+                    scores = None
+                yield inference_pb2.GenerateResponse(request_id=id_, delta=call.write(choice, delta))
         summary = summary_to_proto(answer.usage, answer.stats)
         yield inference_pb2.GenerateResponse(request_id=id_, summary=summary)
 
-    async def _prepare_generate(self, request: inference_pb2.GenerateRequest, context: Context) -> PreparedRequest:
+    async def _prepare_generate(self, request: inference_pb2.GenerateRequest, context: Context) -> _Call:
         self._model.check_name(request.model)
         options = self._options(request.options, context)
         limits = self._dispatcher.limits()
@@ -99,14 +117,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         else:
             ids = list(request.token_ids.ids)
             check_prompt(ids, limits, field="token_ids")
-        return prepare(_new_id(), ids, options, self._model.defaults, limits, prompt_field=field)
+        prepared = prepare(_new_id(), ids, options, self._model.defaults, limits, prompt_field=field)
+        return _Call(prepared, lambda _, delta: delta_to_proto(self._model.tokenizer, delta))
 
-    async def _prepare_chat(self, request: inference_pb2.ChatRequest, context: Context) -> PreparedRequest:
+    async def _prepare_chat(self, request: inference_pb2.ChatRequest, context: Context) -> _Call:
         self._model.check_name(request.model)
         options = self._options(request.options, context)
         limits = self._dispatcher.limits()
-        ids = await chat_ids(self._model, turns_from_proto(request.messages), limits)
-        return prepare(_new_id(), ids, options, self._model.defaults, limits, prompt_field="messages")
+        chat = await prepare_chat(
+            self._model, chat_from_proto(request), options, limits, request_id=_new_id(), fields=CHAT_FIELDS
+        )
+        answer = ChatAnswer(chat.new_parser)
+        return _Call(
+            chat.prepared,
+            lambda choice, delta: chat_delta_to_proto(self._model.tokenizer, answer.read(choice, delta)),
+        )
 
     def _options(self, message: inference_pb2.GenerationOptions, context: Context) -> GenerationOptions:
         """Checked before any work on the prompt."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway.chat.parts import AnswerParser
-from gateway.chat.request import Tool, ToolCall
+from gateway.chat.request import Tool
 from gateway.chat.structure import Node
 
 
@@ -41,6 +41,10 @@ class ToolFormat(Protocol):
         """Any text; a call in it is one of these functions with arguments that fit its schema."""
         ...
 
+    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Calls (name, arguments) of one message as the model would write them, for templates that know no tools."""
+        ...
+
     def template_id(self, call_id: str) -> str:
         """A call's id as the family's chat templates want it; equal ids stay equal."""
         ...
@@ -51,24 +55,28 @@ def new_call_id() -> str:
 
 
 def arguments_schema(tool: Tool) -> Mapping[str, Any]:
-    """Without a schema: any object."""
-    return tool.parameters if tool.parameters is not None else {"type": "object"}
+    """Arguments are an object, whatever else the schema says; without a schema, any object."""
+    return {"type": "object"} | dict(tool.parameters or {})
 
 
-def call_json(call: ToolCall, *, key: str = "arguments") -> str:
-    """A call as one JSON object; arguments that are no JSON go in as a string."""
-    name = json.dumps(call.name, ensure_ascii=False)
-    return f'{{"name": {name}, "{key}": {_arguments_json(call.arguments)}}}'
-
-
-def _arguments_json(arguments: str) -> str:
-    return json.dumps(parsed_arguments(arguments), ensure_ascii=False)
+def call_json(name: str, arguments: Any, *, key: str = "arguments") -> str:
+    """A call as one JSON object."""
+    return json.dumps({"name": name, key: arguments}, ensure_ascii=False)
 
 
 def parsed_arguments(arguments: str) -> Any:
     """The object that the text spells; the text itself if it spells none."""
     try:
         value = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
+
+
+def template_tool(tool: Tool) -> dict[str, Any]:
+    """A function as chat templates take it."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}

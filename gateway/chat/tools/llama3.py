@@ -7,11 +7,12 @@ for JSON. What follows calls and is none is text.
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.chat.parts import AnswerParser, Part
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node, schema, tag, tags, triggered
-from gateway.chat.tools.format import arguments_schema, new_call_id
+from gateway.chat.tools.format import arguments_schema, call_json, new_call_id
 from gateway.chat.tools.open_call import OpenCall
 from gateway.chat.tools.reader import JsonCall, held_suffix
 from gateway.chat.tools.writer import PartWriter
@@ -35,6 +36,9 @@ class Llama3Format:
 
     def text_and_calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
         return triggered([_begin(tool) for tool in tools], [_tag(tool) for tool in tools], one=not parallel)
+
+    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+        return "; ".join(call_json(*call, key="parameters") for call in calls)
 
     def template_id(self, call_id: str) -> str:
         return call_id

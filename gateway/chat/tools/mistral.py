@@ -10,11 +10,12 @@ import secrets
 import string
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.chat.parts import AnswerParser, Part
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node, schema, tag, tags, triggered
-from gateway.chat.tools.format import arguments_schema
+from gateway.chat.tools.format import arguments_schema, call_json
 from gateway.chat.tools.open_call import OpenCall
 from gateway.chat.tools.reader import CallReader, JsonCall, NamedCall, held_suffix
 from gateway.chat.tools.writer import PartWriter
@@ -47,6 +48,11 @@ class MistralFormat:
         if self.named:
             return triggered([MARK], [_named_tag(tool) for tool in tools], one=not parallel)
         return triggered([MARK], [_list_tag(tools, parallel=parallel)], one=not parallel)
+
+    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+        if self.named:
+            return "".join(f"{MARK}{name}{ARGS}{json.dumps(value, ensure_ascii=False)}" for name, value in calls)
+        return f"{MARK}[{', '.join(call_json(*call) for call in calls)}]"
 
     def template_id(self, call_id: str) -> str:
         """Ids of other services become nine letters too, the same ones each time."""

@@ -20,20 +20,20 @@ def reader(thinking: Thinking, *, separate: bool = True) -> ReasoningParser:
 
 #: (how the prompt ends, what the model writes, reasoning, text, calls, characters before the answer)
 GOLDEN = [
-    (FREE, "<think>\nHm.\n\nYes.\n</think>\n\nHello.\n", "Hm.\n\nYes.", "Hello.\n", 0, 30),
+    (FREE, "<think>\nHm.\n\nYes.\n</think>\n\nHello.\n", "Hm.\n\nYes.", "Hello.\n", 0, 26),
     (FREE, "\n<think>Hm.</think>Hello", "Hm.", "Hello", 0, 19),
     (FREE, "Hello <think>x</think>", "", "Hello <think>x</think>", 0, 0),
     (FREE, "\n\n Hello", "", "\n\n Hello", 0, 0),
     (FREE, "<think>Hm", "Hm", "", 0, None),
     (FREE, "<thi", "", "<thi", 0, 0),
     (FREE, "<think>a < b </thin", "a < b </thin", "", 0, None),
-    (FREE, f"<think>\nf?\n</think>\n\n{CALL}", "f?", "", 1, 18),
+    (FREE, f"<think>\nf?\n</think>\n\n{CALL}", "f?", "", 1, 19),
     (FREE, f"<think>\n{CALL}\n</think>\n\nNo.", CALL, "No.", 0, len(CALL) + 17),
     (OPEN, "\nHm.\n</think>\n\nHello", "Hm.", "Hello", 0, 13),
     (OPEN, "<think>\nHm.\n</think>\n\nHello", "Hm.", "Hello", 0, 20),
     (OPEN, "Hm.", "Hm.", "", 0, None),
     (OPEN, f"</think>{CALL}", "", "", 1, 8),
-    (OPEN, "a</think>b</think>c", "a", "b</think>c", 0, 10),
+    (OPEN, "a</think>b</think>c", "a", "b</think>c", 0, 9),
     (CLOSED, "<think>Hello", "", "<think>Hello", 0, 0),
     (CLOSED, f"Wait. {CALL}", "", "Wait.", 1, 0),
 ]
