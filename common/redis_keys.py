@@ -41,7 +41,7 @@ class Keys:
 
     @property
     def order(self) -> str:
-        """Sorted set, all scores 0: class, tenant, arrival and request id, ordered as text."""
+        """Sorted set, all scores 0: class, tenant, priority, arrival and request id, ordered as text."""
         return f"{self._prefix}:queue:order"
 
     def active(self, request_class: str) -> str:

@@ -122,7 +122,9 @@ class ClusterDispatcher:
 
     async def _admit(self, request: GenerationRequest, cost: int) -> Grant:
         with self._tracer.start_as_current_span("queue"):
-            return await self._queue.acquire(request.request_id, request.tenant, request.request_class, cost)
+            return await self._queue.acquire(
+                request.request_id, request.tenant, request.request_class, cost, priority=request.priority
+            )
 
     def _uncached(self, request: GenerationRequest, hashes: Sequence[BlockHash]) -> int:
         """Prompt tokens that will have to be computed where most of the prefix is held."""

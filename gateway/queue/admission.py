@@ -61,7 +61,7 @@ class GatewayQueue:
             capacity: prompt tokens that the cluster may prefill at once.
             speed: prompt tokens per second that the cluster prefills, for Retry-After.
             max_waiting: bound on waiting requests, over all gateways.
-            weights: share of a tenant relative to others, at least 1. (All are equal until keys tell tenants apart.)
+            weights: share of a tenant relative to others, at least 1.
             tick: seconds between assertions of everything held.
             lease: seconds after which what a silent gateway holds lapses.
             on_death: told if a task of the queue ends by itself: from then on nobody is admitted any more.
@@ -135,11 +135,14 @@ class GatewayQueue:
         self._assert_due = True
         self._news.set()
 
-    async def acquire(self, request_id: str, tenant: str, klass: RequestClass, cost: int) -> Grant:
+    async def acquire(
+        self, request_id: str, tenant: str, klass: RequestClass, cost: int, *, priority: int = 0
+    ) -> Grant:
         assert request_id not in self._tickets, f"request {request_id} is already in the queue"
         if self._closed:
             raise Overloaded("the gateway is shutting down")
-        entry = Entry(request_id, self._gateway, tenant, klass, max(1, cost), self._weights(tenant), 0)
+        weight = self._weights(tenant)
+        entry = Entry(request_id, self._gateway, tenant, klass, max(1, cost), weight, arrival=0, priority=priority)
         ticket = Ticket(entry, time.monotonic(), asyncio.get_running_loop().create_future())
         self._tickets[request_id] = ticket
         self._push(Enqueue(ticket))

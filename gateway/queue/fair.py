@@ -5,6 +5,9 @@ whose clock is furthest behind goes next. A tenant that comes back does not get 
 Interactive requests go first, but while batch requests wait they get a tenth of what is admitted. The head is never
 passed over by something smaller, so a large request cannot starve; one larger than the whole capacity goes alone.
 
+Within its own line, the requests of one class, a tenant says what goes first: a lower priority, then who came first.
+What it prefers costs nobody else anything, and its own requests of high number wait for as long as it prefers others.
+
 It knows no clock, no task and no Redis. Numbers are integers so that Lua, whose numbers are doubles, gets the same.
 """
 
@@ -20,12 +23,20 @@ VIRTUAL_UNIT = 1000
 BATCH_DIVISOR = 9
 
 
+#: (priority, arrival, request id): where an entry stands in its tenant's line.
+_Place = tuple[int, int, str]
+
+
+def _place(entry: Entry) -> _Place:
+    return entry.priority, entry.arrival, entry.request_id
+
+
 @dataclass(slots=True)
 class _Class:
     """Waiting entries of one class."""
 
-    #: Tenant -> (arrival, request id), sorted; only tenants that wait for something.
-    lines: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    #: Tenant -> places, sorted; only tenants that wait for something.
+    lines: dict[str, list[_Place]] = field(default_factory=dict)
     #: Tenant -> virtual time; also of those that wait for nothing, while anyone of the class waits.
     times: dict[str, int] = field(default_factory=dict)
     #: Virtual time at which the last admitted entry started.
@@ -35,11 +46,11 @@ class _Class:
         if entry.tenant not in self.lines:
             self.lines[entry.tenant] = []
             self.times[entry.tenant] = max(self.times.get(entry.tenant, 0), self.clock)
-        insort(self.lines[entry.tenant], (entry.arrival, entry.request_id))
+        insort(self.lines[entry.tenant], _place(entry))
 
     def remove(self, entry: Entry) -> None:
         line = self.lines[entry.tenant]
-        line.remove((entry.arrival, entry.request_id))
+        line.remove(_place(entry))
         if not line:
             del self.lines[entry.tenant]
         if not self.lines:
@@ -51,7 +62,7 @@ class _Class:
         if not self.lines:
             return None
         tenant = min(self.lines, key=lambda name: (self.times[name], name.encode()))
-        return self.lines[tenant][0][1]
+        return self.lines[tenant][0][-1]
 
     def charge(self, entry: Entry) -> None:
         """Move the clocks on for an entry that is about to be admitted."""

@@ -44,8 +44,12 @@ class QueueFigures:
 class AdmissionQueue(Protocol):
     """Weighted-fair over tenants, interactive before batch, bounded."""
 
-    async def acquire(self, request_id: str, tenant: str, klass: RequestClass, cost: int) -> Grant:
+    async def acquire(
+        self, request_id: str, tenant: str, klass: RequestClass, cost: int, *, priority: int = 0
+    ) -> Grant:
         """Wait for leave to prefill `cost` (at least 1) prompt tokens. Cancelling the task leaves the queue.
+
+        Among the tenant's own requests of the class a lower `priority` (signed 32 bits) goes first.
 
         Raises Overloaded, with retry_after, at once if the queue is full or closed.
         """
@@ -73,6 +77,8 @@ class Entry:
     weight: int
     #: When it came, on the clock of whoever orders the queue (microseconds).
     arrival: int
+    #: Lower is earlier, within its tenant's line; signed 32 bits.
+    priority: int = 0
 
 
 class Status(Enum):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gateway.queue.fair import FairQueue
 from gateway.queue.interface import Entry, QueueFigures, Reply, Status
@@ -57,12 +58,4 @@ class LocalBackend:
 
 def _arrived(entry: Entry, waited: float) -> Entry:
     """The entry with its arrival on this process's clock."""
-    return Entry(
-        entry.request_id,
-        entry.gateway,
-        entry.tenant,
-        entry.request_class,
-        entry.cost,
-        entry.weight,
-        time.monotonic_ns() // 1000 - int(waited * 1e6),
-    )
+    return replace(entry, arrival=time.monotonic_ns() // 1000 - int(waited * 1e6))

@@ -97,7 +97,7 @@ class SharedBackend:
         return Reply(Status(status), tuple(ids), figures)
 
 
-def _row(entry: Entry, waited: float) -> tuple[str, str, str, int, int, int]:
+def _row(entry: Entry, waited: float) -> tuple[str, str, str, int, int, int, int]:
     return (
         entry.request_id,
         entry.tenant,
@@ -105,4 +105,5 @@ def _row(entry: Entry, waited: float) -> tuple[str, str, str, int, int, int]:
         entry.cost,
         entry.weight,
         int(waited * 1e6),
+        entry.priority,
     )

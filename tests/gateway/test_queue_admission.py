@@ -41,10 +41,15 @@ async def running(url: str | None, gateway_id: str = "gw-a", **options: Any) -> 
 
 
 async def acquire(
-    queue: GatewayQueue, name: str, cost: int = 10, tenant: str = "default", klass: RequestClass = INTERACTIVE
+    queue: GatewayQueue,
+    name: str,
+    cost: int = 10,
+    tenant: str = "default",
+    klass: RequestClass = INTERACTIVE,
+    priority: int = 0,
 ) -> Grant:
     async with asyncio.timeout(TIMEOUT):
-        return await queue.acquire(name, tenant, klass, cost)
+        return await queue.acquire(name, tenant, klass, cost, priority=priority)
 
 
 async def wait_in_line(queue: GatewayQueue, *names: str, **options: Any) -> list[asyncio.Task[Grant]]:
@@ -156,6 +161,31 @@ async def test_interactive_first_but_batch_gets_its_tenth(url: str | None) -> No
         assert order.index("batch0") == 9
         assert order.index("batch1") == 19
         assert [name for name in order if name in chat] == chat
+
+
+async def wait_by_priority(
+    queue: GatewayQueue, priorities: dict[str, int], **options: Any
+) -> dict[str, asyncio.Task[Grant]]:
+    """Requests that wait, which came in the order of the mapping."""
+    return {
+        name: (await wait_in_line(queue, name, priority=priority, **options))[0]
+        for name, priority in priorities.items()
+    }
+
+
+async def test_lower_priority_numbers_go_first_within_a_tenant_and_class(url: str | None) -> None:
+    async with running(url) as queue:
+        held = await acquire(queue, "held", tenant="other")
+        ada = {"a-late": 5, "a-first": 0, "a-second": 0, "a-min": -(2**31), "a-max": 2**31 - 1, "a-9": -9, "a-10": -10}
+        tasks = await wait_by_priority(queue, ada, tenant="ada")
+        tasks |= await wait_by_priority(queue, {"b-1": 3, "b-2": 3, "b-3": 3}, tenant="bob")
+        tasks |= await wait_by_priority(queue, {"batch": -5}, tenant="ada", klass=BATCH)
+        order = await order_of(queue, held, tasks)
+        by_priority = ["a-min", "a-10", "a-9", "a-first", "a-second", "a-late", "a-max"]
+        assert [name for name in order if name.startswith("a-")] == by_priority
+        # Neither fairness between tenants nor the order of the classes is changed by it.
+        assert order[:6] == ["a-min", "b-1", "a-10", "b-2", "a-9", "b-3"]
+        assert order.index("batch") == 9
 
 
 async def test_closing_refuses_who_waits(url: str | None) -> None:

@@ -19,6 +19,8 @@ from gateway.queue.shared import SharedBackend
 
 GATEWAYS = ("gw-a", "gw-b")
 TENANTS = ("default", "ada", 'b{o}b\\"é')
+#: Both ends, and neighbours whose order as text is not that of numbers.
+PRIORITIES = (0, 0, 0, -(2**31), 2**31 - 1, -10, -9, 9, 10)
 CAPACITY = 100
 MAX_WAITING = 10
 KEYS = Keys("org/model{x}")
@@ -57,8 +59,8 @@ class QueueMachine(RuleBasedStateMachine):
         rows = self.run(self.redis.hgetall(KEYS.entries))
         found = {}
         for request_id, row in rows.items():
-            gateway, tenant, klass, cost, weight, arrival = json.loads(row)
-            found[request_id] = Entry(request_id, gateway, tenant, RequestClass(klass), cost, weight, arrival)
+            gateway, tenant, klass, *numbers = json.loads(row)
+            found[request_id] = Entry(request_id, gateway, tenant, RequestClass(klass), *numbers)
         return found
 
     def arrival(self, request_id: str) -> int:
@@ -70,23 +72,29 @@ class QueueMachine(RuleBasedStateMachine):
         gateway=st.sampled_from(GATEWAYS),
         requests=st.lists(
             st.tuples(
-                st.sampled_from(TENANTS), st.sampled_from(RequestClass), st.integers(1, 60), st.sampled_from((1, 3))
+                st.sampled_from(TENANTS),
+                st.sampled_from(RequestClass),
+                st.integers(1, 60),
+                st.sampled_from((1, 3)),
+                st.sampled_from(PRIORITIES),
             ),
             min_size=1,
             max_size=6,
         ),
     )
-    def enqueue(self, gateway: str, requests: list[tuple[str, RequestClass, int, int]]) -> None:
-        for tenant, klass, cost, weight in requests:
-            self.enqueue_one(gateway, tenant, klass, cost, weight)
+    def enqueue(self, gateway: str, requests: list[tuple[str, RequestClass, int, int, int]]) -> None:
+        for request in requests:
+            self.enqueue_one(gateway, *request)
 
     @rule(gateway=st.sampled_from(GATEWAYS), cost=st.integers(CAPACITY - 10, CAPACITY + 30))
     def enqueue_large(self, gateway: str, cost: int) -> None:
-        self.enqueue_one(gateway, "default", RequestClass.INTERACTIVE, cost, 1)
+        self.enqueue_one(gateway, "default", RequestClass.INTERACTIVE, cost, 1, 0)
 
-    def enqueue_one(self, gateway: str, tenant: str, klass: RequestClass, cost: int, weight: int) -> None:
+    def enqueue_one(
+        self, gateway: str, tenant: str, klass: RequestClass, cost: int, weight: int, priority: int
+    ) -> None:
         self.counter += 1
-        entry = Entry(f"r{self.counter}", gateway, tenant, klass, cost, weight, 0)
+        entry = Entry(f"r{self.counter}", gateway, tenant, klass, cost, weight, 0, priority)
         reply: Reply = self.run(self.backends[gateway].enqueue(entry, 0.0))
         placed = replace(entry, arrival=self.arrival(entry.request_id))
         taken, admitted = self.model.enqueue(placed, CAPACITY, MAX_WAITING)
@@ -164,6 +172,9 @@ class QueueMachine(RuleBasedStateMachine):
         entries, grants, meta, ordered, *per_class = self.run(pipe.execute())
         assert {i: tuple(json.loads(row)[:2]) for i, row in entries.items()} == {
             i: (entry.gateway, entry.tenant) for i, entry in self.model.waiting.items()
+        }
+        assert {i: json.loads(row)[6] for i, row in entries.items()} == {
+            i: entry.priority for i, entry in self.model.waiting.items()
         }
         assert {i: tuple(json.loads(row)) for i, row in grants.items()} == {
             i: (entry.gateway, entry.cost) for i, entry in self.model.granted.items()

@@ -2,8 +2,9 @@
 --
 -- KEYS (all under the model's hash tag):
 --   1 gateways  sorted set  gateway id -> end of its lease (ms of this server's clock)
---   2 entries   hash        request id -> [gateway, tenant, class, cost, weight, arrival (us, this server's clock)]
---   3 order     sorted set  class \0 tenant \0 arrival (16 digits) \0 request id, all scores 0: ordered as text
+--   2 entries   hash        request id -> [gateway, tenant, class, cost, weight, arrival (us, this server's clock), priority]
+--   3 order     sorted set  class \0 tenant \0 place \0 request id, all scores 0: ordered as text
+--                           place: priority + 2^31 (10 digits), arrival (16 digits)
 --   4 grants    hash        request id -> [gateway, cost]
 --   5 meta      hash        waiting_cost, granted_cost, credit, clock:<class>
 --   6 active:interactive, 7 active:batch   sorted set  tenant that waits -> virtual time
@@ -15,6 +16,8 @@ local ACTIVE = {interactive = KEYS[6], batch = KEYS[7]}
 local IDLE = {interactive = KEYS[8], batch = KEYS[9]}
 local GATEWAY, LEASE_MS, CAPACITY, WAKE = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local VIRTUAL_UNIT, BATCH_DIVISOR = 1000, 9
+-- Characters of a place in the order.
+local PLACE = 26
 
 local clock = redis.call('TIME')
 local NOW_US = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
@@ -29,14 +32,14 @@ local function add_meta(name, value) redis.call('HINCRBY', META, name, text(valu
 
 local function line(class, tenant) return class .. '\0' .. tenant .. '\0' end
 local function member(id, entry)
-  return line(entry[3], entry[2]) .. string.format('%016.0f', entry[6]) .. '\0' .. id
+  return line(entry[3], entry[2]) .. string.format('%010.0f%016.0f', entry[7] + 2147483648, entry[6]) .. '\0' .. id
 end
 
 -- Request id at the head of a tenant's line, or nil.
 local function first_of(class, tenant)
   local from = line(class, tenant)
   local found = redis.call('ZRANGEBYLEX', ORDER, '[' .. from, '(' .. class .. '\0' .. tenant .. '\1', 'LIMIT', 0, 1)[1]
-  return found and string.sub(found, #from + 16 + 2)
+  return found and string.sub(found, #from + PLACE + 2)
 end
 
 local function entry_of(id)
@@ -44,10 +47,10 @@ local function entry_of(id)
   return packed and cjson.decode(packed)
 end
 
-local function add_entry(id, tenant, class, cost, weight, waited_us)
-  local entry = {GATEWAY, tenant, class, cost, weight, NOW_US - waited_us}
+local function add_entry(id, tenant, class, cost, weight, waited_us, priority)
+  local entry = {GATEWAY, tenant, class, cost, weight, NOW_US - waited_us, priority}
   redis.call('HSET', ENTRIES, id, '[' .. cjson.encode(GATEWAY) .. ',' .. cjson.encode(tenant) .. ',"' .. class .. '",'
-    .. text(cost) .. ',' .. text(weight) .. ',' .. text(entry[6]) .. ']')
+    .. text(cost) .. ',' .. text(weight) .. ',' .. text(entry[6]) .. ',' .. text(priority) .. ']')
   if not redis.call('ZSCORE', ACTIVE[class], tenant) then
     local before = tonumber(redis.call('HGET', IDLE[class], tenant) or 0)
     redis.call('HDEL', IDLE[class], tenant)

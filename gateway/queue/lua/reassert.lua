@@ -1,5 +1,5 @@
 -- Make this gateway's part equal to what it holds and renew its lease, then admit. KEYS and ARGV 1..4: prelude.lua
--- ARGV: 5 JSON {waiting: [[id, tenant, class, cost, weight, waited us], ...], granted: [[id, cost], ...]}
+-- ARGV: 5 JSON {waiting: [[id, tenant, class, cost, weight, waited us, priority], ...], granted: [[id, cost], ...]}
 -- What was admitted before stays so. Status: ok; the ids are those of `waiting` that are admitted now.
 local held = cjson.decode(ARGV[5])
 sweep()
@@ -17,7 +17,7 @@ end
 for _, waiting in ipairs(held.waiting) do
   local id = waiting[1]
   if redis.call('HEXISTS', GRANTS, id) == 0 and redis.call('HEXISTS', ENTRIES, id) == 0 then
-    add_entry(id, waiting[2], waiting[3], waiting[4], waiting[5], waiting[6])
+    add_entry(id, waiting[2], waiting[3], waiting[4], waiting[5], waiting[6], waiting[7])
   end
 end
 admit()
