@@ -9,6 +9,7 @@ import httpx
 
 from common.config import option
 from common.errors import NoWorker, TandemError
+from deploy.api_key import api_key_option, auth_headers
 from deploy.sse import EventParser
 from deploy.urls import SERVER_URL
 
@@ -20,15 +21,14 @@ HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer"
 @click.command(short_help="Talk to a model in the terminal.")
 @option("--url", type=SERVER_URL, default="http://127.0.0.1:8000", help="A server that speaks OpenAI.")
 @option("--model", envvar="TANDEM_SERVED_MODEL_NAME", help="Model's name there; default: the first listed.")
-@option("--api-key", default="", show_default=False, help="Key to send, if the server wants one.")
+@api_key_option()
 @option("--system", help="System message.")
 @option("--temperature", type=click.FloatRange(0), help="Sampling temperature; default: the server's.")
 @option("--max-tokens", type=click.IntRange(1), default=512, help="Longest answer, in tokens.")
 def command(url: str, model: str | None, api_key: str, system: str | None, **sampling: float | None) -> None:
     """Talk to a model in the terminal: /reset forgets the conversation, /quit leaves, Ctrl-C stops an answer."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(10.0, read=READ_SECONDS)
-    with httpx.Client(base_url=url, headers=headers, timeout=timeout) as client:
+    with httpx.Client(base_url=url, headers=auth_headers(api_key), timeout=timeout) as client:
         name = model or first_model(client)
         click.echo(f"{name} at {url} ({HELP})")
         chosen = {key: value for key, value in sampling.items() if value is not None}

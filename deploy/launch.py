@@ -20,6 +20,7 @@ import httpx
 
 from common.config import EXIT_INTERRUPTED
 from deploy import valkey
+from deploy.api_key import own_headers
 from deploy.local import GATEWAY, LocalPlan, gateway_spec, worker_specs
 from deploy.supervisor import Keeper, ProcessSpec
 
@@ -85,7 +86,9 @@ class Launcher:
     async def _until_ready(self, loading: set[str]) -> None:
         """Wait until the gateway knows all workers named in `loading` as ready, and is itself."""
         reminded = time.monotonic()
-        async with httpx.AsyncClient(base_url=self._plan.http_url, timeout=5.0, trust_env=False) as gateway:
+        headers = own_headers(os.environ)
+        url = self._plan.http_url
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0, trust_env=False) as gateway:
             while loading or not await _is_ready(gateway):
                 for name in sorted(loading & await _ready_workers(gateway)):
                     loading.remove(name)

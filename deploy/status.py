@@ -9,6 +9,7 @@ import httpx
 
 from common.config import option
 from common.errors import NoWorker
+from deploy.api_key import api_key_option, auth_headers
 from deploy.figures import short, table
 from deploy.urls import SERVER_URL
 
@@ -18,21 +19,22 @@ _BLOCKS = ("total", "free", "cached", "owned")
 
 @click.command(short_help="Show the workers, the queue and the P:D ratio of a gateway.")
 @option("--url", type=SERVER_URL, default="http://127.0.0.1:8000", help="A gateway.")
+@api_key_option()
 @option("--json", "as_json", is_flag=True, help="Print the gateway's answer as JSON.")
-def command(url: str, as_json: bool) -> None:
+def command(url: str, api_key: str, as_json: bool) -> None:
     """Show the workers, the queue and the P:D ratio as a gateway sees them."""
-    status = fetch_status(url)
+    status = fetch_status(url, auth_headers(api_key))
     click.echo(json.dumps(status, indent=2) if as_json else status_text(status))
 
 
-def fetch_status(url: str) -> Any:
+def fetch_status(url: str, headers: Mapping[str, str] | None = None) -> Any:
     """What the gateway at `url` answers to GET /tandem/status.
 
     Raises:
         NoWorker: it cannot be reached, or does not answer with a status.
     """
     try:
-        answer = httpx.get(f"{url}/tandem/status", timeout=TIMEOUT_SECONDS)
+        answer = httpx.get(f"{url}/tandem/status", headers=headers, timeout=TIMEOUT_SECONDS)
         answer.raise_for_status()
         status = answer.json()
         if not isinstance(status, dict) or "workers" not in status:

@@ -14,6 +14,7 @@ import httpx
 
 from common.config import ENV_PREFIX, option
 from common.errors import ConfigError, NoWorker
+from deploy.api_key import api_key_option, auth_headers
 from deploy.bench.client import OpenAIClient
 from deploy.bench.options import ServeOptions, levels
 from deploy.bench.report import report_text
@@ -58,7 +59,7 @@ def command() -> None:
 @command.command()
 @option("--url", type=SERVER_URL, default="http://127.0.0.1:8000", help="The server (Tandem, vLLM, llama.cpp, ...).")
 @option("--model", envvar="TANDEM_SERVED_MODEL_NAME", help="Model's name there; default: the first listed.")
-@option("--api-key", default="", show_default=False, help="Key to send, if the server wants one.")
+@api_key_option()
 @bench_option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", help="API to call.")
 @bench_option(
     "--prompt", type=click.Choice(["ids", "text"]), default="ids", help="Token ids (exact lengths), or words."
@@ -110,7 +111,7 @@ async def run(options: ServeOptions, wanted: list[Level]) -> dict[str, Any]:
     Raises:
         NoWorker: the server cannot be reached, or answers none of the warm-up requests.
     """
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    headers = auth_headers(options.api_key)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(READ_SECONDS, connect=10.0)
     async with httpx.AsyncClient(base_url=options.url, headers=headers, limits=limits, timeout=timeout) as http:
