@@ -10,8 +10,8 @@ import grpc
 
 from common.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, inference_pb2, inference_pb2_grpc
 from common.pb.tandem.v1.generation_pb2 import RequestStats
-from common.rpc.convert import sampling_to_proto
-from common.sampling import SamplingParams
+from common.rpc.convert import logprobs_from_proto, sampling_to_proto
+from common.sampling import SamplingParams, TokenLogprobs
 from tests.e2e.cluster import PATIENCE
 
 
@@ -30,6 +30,8 @@ class Choice:
 class Generated:
     choices: Sequence[Choice]
     stats: RequestStats
+    #: Of the prompt's tokens from the second on; empty unless asked for.
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
     @property
     def token_ids(self) -> list[int]:
@@ -106,12 +108,17 @@ def submit(
 
 def _follow(call: Iterable[decode_pb2.DecodeMessage], n: int) -> Generated:
     choices = [Choice() for _ in range(n)]
+    scores: list[TokenLogprobs] = []
     for message in call:
         assert message.WhichOneof("message") in ("hello", "accepted", "step"), message
+        for part in message.step.prompt_logprobs:
+            assert part.first_position == len(scores) + 1, part
+            assert not any(choice.token_ids for choice in choices), "prompt log probabilities behind a token"
+            scores += map(logprobs_from_proto, part.entries)
         for delta in message.step.deltas:
             assert delta.first_index == len(choices[delta.choice].token_ids), delta
             choices[delta.choice].add(delta.token_ids, delta.logprobs)
         for finished in message.step.finished:
             assert finished.outcome == decode_pb2.OUTCOME_OK, finished
-            return Generated(choices, finished.stats)
+            return Generated(choices, finished.stats, scores)
     raise AssertionError("the worker ended the stream before the request")
