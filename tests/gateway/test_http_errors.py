@@ -74,10 +74,10 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{}]}, "messages[0].role"),
     ({"messages": [{"role": None, "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     ({"messages": [*HI, {"role": "user"}]}, "messages[1].content"),
     ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": ["bare"]}]}, "messages[0].content[0]"),
@@ -102,7 +102,7 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"messages": HI, "logit_bias": {"5": "x"}}, "logit_bias.5"),
     ({"messages": HI, "stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
     ({"messages": HI, "stream": "yes"}, "stream"),
-    ({"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"messages": HI, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"messages": HI, "tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": HI, "guided_choice": ["a"]}, "guided_choice"),
@@ -308,7 +308,7 @@ async def test_bug_is_a_500_without_details(client: httpx.AsyncClient, dispatche
 
 
 async def test_harmless_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
-    extra = {"metadata": {"a": "b"}, "store": False, "tools": [], "tool_choice": "auto", "response_format": None}
+    extra = {"metadata": {"a": "b"}, "store": False, "tools": [], "tool_choice": "none", "response_format": None}
     body = {"messages": HI, "user": "u", "parallel_tool_calls": True, "response_format": {"type": "text"}}
     for variant in (extra, body):
         assert (await client.post(CHAT, json={"messages": HI} | variant)).status_code == 200
