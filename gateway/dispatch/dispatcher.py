@@ -128,6 +128,8 @@ class ClusterDispatcher:
 
     def _uncached(self, request: GenerationRequest, hashes: Sequence[BlockHash]) -> int:
         """Prompt tokens that will have to be computed where most of the prefix is held."""
+        if request.params.prompt_logprobs is not None:
+            return len(request.prompt_ids)
         workers = self._cluster.routable("decode") + self._cluster.routable("prefill")
         overlaps = [self._prefixes.overlap(view.worker_id, view.incarnation, hashes) for view in workers]
         return max(1, len(request.prompt_ids) - max(overlaps, default=0))

@@ -139,8 +139,10 @@ class Placement:
         return sorted(routes, key=lambda route: route.worker_id in avoided)
 
     def _loads_of(self, views: Sequence[WorkerView], job: Placeable) -> list[WorkerLoad]:
+        # A prompt whose tokens are scored is computed whole, whoever holds what of it.
+        hashes = job.hashes if job.request.params.prompt_logprobs is None else ()
         return [
-            self._loads.worker_load(view, self._prefixes.overlap(view.worker_id, view.incarnation, job.hashes))
+            self._loads.worker_load(view, self._prefixes.overlap(view.worker_id, view.incarnation, hashes))
             for view in views
         ]
 

@@ -157,3 +157,17 @@ async def test_closing_in_the_middle_holds_nothing() -> None:
         await asyncio.wait_for(run.cancelled.wait(), 10)
         parts.assert_clean()
         await parts.grants_returned()
+
+
+@pytest.mark.parametrize(("asked", "tokens"), [(None, 130 - 128), (0, 130)])
+async def test_the_cached_prefix_does_not_count_for_them(asked: int | None, tokens: int) -> None:
+    """Such a prompt is computed whole: that is what it costs in the queue and weighs on its worker."""
+    worker = FakeWorker()
+    async with rig(worker) as parts:
+        await collect(await parts.dispatcher.submit(request("warm", prompt=range(130))))
+        worker.behave = silent
+        generation = await parts.dispatcher.submit(request("r", prompt=range(130), prompt_logprobs=asked))
+        assert parts.loads.tokens == {"decode-0": tokens}
+        assert parts.queue.figures.granted_cost == tokens
+        await generation.aclose()
+        parts.assert_clean()
