@@ -14,6 +14,7 @@ from gateway.http.observe import ObserveRequests
 from gateway.http.responses.routes import responses_router
 from gateway.http.routes import openai_router
 from gateway.http.services import HttpServices
+from gateway.http.tokenize import tokenize_router
 
 __all__ = ["HttpServices", "create_app"]
 
@@ -23,6 +24,7 @@ def create_app(services: HttpServices) -> FastAPI:
     app = FastAPI(title="Tandem", description="OpenAI-compatible inference with prefill and decode apart")
     app.include_router(openai_router(services))
     app.include_router(responses_router(services))
+    app.include_router(tokenize_router(services))
     _add_probes(app, services)
     install_error_handlers(app)
     # From the innermost to the outermost: a refused key is seen by browsers, and everything has its id.

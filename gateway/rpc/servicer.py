@@ -29,6 +29,7 @@ from gateway.prompts import text_ids
 from gateway.rpc.auth import tenant_of
 from gateway.rpc.chat import CHAT_FIELDS, chat_delta_to_proto, chat_from_proto
 from gateway.rpc.convert import delta_to_proto, options_from_proto, prompt_to_proto, summary_to_proto
+from gateway.rpc.tokenize import detokenize_call, tokenize_call
 from gateway.serving import ServingModel
 from gateway.tenants import ApiKeys
 from gateway.validation import PreparedRequest, check_options, check_prompt, prepare
@@ -78,6 +79,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         async with aclosing(self._serve("Chat", context, self._prepare_chat(request, context))) as responses:
             async for response in responses:
                 yield response
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids of a text or a conversation. Raises TandemError."""
+        with self._observed("Tokenize", context):
+            return await tokenize_call(request, self._model, self._dispatcher.limits())
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """The text of token ids. Raises TandemError."""
+        with self._observed("Detokenize", context):
+            return await detokenize_call(request, self._model, self._dispatcher.limits())
 
     async def _serve(self, method: str, context: Context, preparing: Awaitable[_Call]) -> Responses:
         with self._observed(method, context) as (record, span):

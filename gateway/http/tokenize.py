@@ -1,0 +1,88 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what a prompt is made of, without any answer."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from common.errors import InvalidRequest
+from gateway.generation import ServingLimits
+from gateway.http.body import read_body
+from gateway.http.chat_input import chat_input
+from gateway.http.formats import Json
+from gateway.http.refused import refuse_unsupported
+from gateway.http.schemas import Body, ChatCompletionBody, ChatMessage
+from gateway.http.services import HttpServices
+from gateway.prompts import chat_prompt
+from gateway.serving import ServingModel
+from gateway.tokens import detokenize, off_loop, tokenize, with_special_tokens
+
+
+class TokenizeBody(ChatCompletionBody):
+    """POST /tokenize: a text, or a conversation with all that makes its prompt."""
+
+    messages: list[ChatMessage] = Field(default_factory=list)
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def tokenize_router(services: HttpServices) -> APIRouter:
+    """The two routes, over the given services."""
+    router = APIRouter()
+    model, options = services.model, services.options
+    limits = services.dispatcher.limits
+
+    @router.post("/tokenize", openapi_extra=_body(TokenizeBody))
+    async def tokenize_(request: Request) -> Json:
+        body = await read_body(
+            request, TokenizeBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
+        )
+        model.check_name(body.model)
+        ids = await _ids(body, model, limits())
+        return {
+            "count": len(ids),
+            "max_model_len": limits().max_request_tokens,
+            "tokens": ids,
+            "token_strs": await _pieces(model, ids) if body.return_token_strs else None,
+        }
+
+    @router.post("/detokenize", openapi_extra=_body(DetokenizeBody))
+    async def detokenize_(request: Request) -> Json:
+        body = await read_body(
+            request, DetokenizeBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
+        )
+        model.check_name(body.model)
+        return {"prompt": await detokenize(model, body.tokens, limits(), field="tokens")}
+
+    return router
+
+
+async def _ids(body: TokenizeBody, model: ServingModel, limits: ServingLimits) -> list[int]:
+    """A text gets the model's begin token unless it is not wanted, a conversation only if it is: templates have it."""
+    is_chat = "messages" in body.model_fields_set
+    if is_chat == (body.prompt is not None):
+        raise InvalidRequest("one of prompt and messages must be given", field="prompt")
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+        return await tokenize(model, body.prompt, limits, add_special_tokens=special, field="prompt")
+    refuse_unsupported(body.model_extra)
+    prompt = await chat_prompt(model, chat_input(body), limits)
+    return with_special_tokens(model.tokenizer, prompt.ids) if body.add_special_tokens else prompt.ids
+
+
+async def _pieces(model: ServingModel, ids: list[int]) -> list[str]:
+    """Tokens as the vocabulary spells them, marks of spaces and bytes included."""
+    return await off_loop(lambda: [model.tokenizer.piece(token_id) for token_id in ids], len(ids))
+
+
+def _body(schema: type[Body]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
