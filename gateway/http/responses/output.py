@@ -1,9 +1,12 @@
 """The output of a response as it grows: items, and the events that tell of them. Knows no response and no sockets."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol
 
-from gateway.chat.parts import AnswerParser, Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
+from gateway.chat.answer import ChatAnswer
+from gateway.chat.parts import Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
 from gateway.completion import ChoiceDelta, TextToken
 from gateway.http.formats import Json
 from gateway.http.responses.items import new_id
@@ -155,43 +158,42 @@ def _item_event(what: str, output_index: int, item: Json) -> Json:
 class Output:
     """The items of one answer. Feed it every delta, then `finish`.
 
-    A token counts for the part that its text completed: so the reasoning's tokens are told from the answer's, marks
-    included.
+    Deltas are read token by token, so that log probabilities go to the words that they are of.
     """
 
-    def __init__(self, parser: AnswerParser, logprobs: Logprobs) -> None:
-        self._parser = parser
+    def __init__(self, answer: ChatAnswer, logprobs: Logprobs) -> None:
+        self._answer = answer
         self._logprobs = logprobs
         self._items: list[Item] = []
         #: The last item while it may still grow.
         self._open: Item | None = None
         #: Space that is part of a message if words follow.
         self._blank = ""
-        #: Tokens whose part is not known yet.
-        self._tokens: list[TextToken] = []
+        #: Tokens whose part is not known yet, each with the number of characters that it completed.
+        self._tokens: list[tuple[TextToken, int]] = []
         self._shown = 0
-        self.reasoning_tokens = 0
 
     @property
     def json(self) -> list[Json]:
         return [item.json for item in self._items]
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._answer.reasoning_tokens
+
     def read(self, delta: ChoiceDelta) -> list[Json]:
         """The events of one delta."""
         events: list[Json] = []
-        for piece, token in _pieces(delta, self._shown):
-            if token is not None:
-                self._tokens.append(token)
-            for part in self._parser.push(piece) if piece else ():
+        for piece in _pieces(delta, self._shown):
+            self._tokens += [(token, len(piece.text)) for token in piece.tokens]
+            for part in self._answer.read(0, piece).parts:
                 events += self._take(part)
         self._shown += len(delta.text)
         return _merged(events)
 
     def finish(self, status: str) -> list[Json]:
-        """The events of what waited, and of the end of the last item; an answer of nothing is an empty message."""
+        """The events of the end of the last item; an answer of nothing is an empty message."""
         events: list[Json] = []
-        for part in self._parser.finish():
-            events += self._take(part)
         if not self._items:
             events += self._open_message()
         if isinstance(self._open, MessageItem):
@@ -224,7 +226,7 @@ class Output:
             text, self._blank = self._blank, ""
             events += self._open_message()
         assert isinstance(self._open, MessageItem)
-        return events + self._open.add(text, self._taken_logprobs())
+        return events + self._open.add(text, self._take_logprobs(len(text)))
 
     def _open_message(self) -> list[Json]:
         return self._start(MessageItem(len(self._items)))
@@ -232,7 +234,7 @@ class Output:
     def _last_words(self, message: MessageItem) -> list[Json]:
         """Tokens without text (the end token), and the space that is all of an answer."""
         text, self._blank = self._blank, ""
-        logprobs = self._taken_logprobs()
+        logprobs = self._logprobs([token for token, _ in self._tokens])
         return message.add(text, logprobs) if text or logprobs else []
 
     def _take_reasoning(self, text: str) -> list[Json]:
@@ -240,7 +242,6 @@ class Output:
         if not isinstance(self._open, ReasoningItem):
             events += self._start(ReasoningItem(len(self._items)))
         assert isinstance(self._open, ReasoningItem)
-        self.reasoning_tokens += len(self._tokens)
         self._tokens.clear()
         return events + self._open.add(text)
 
@@ -260,22 +261,28 @@ class Output:
         item, self._open = self._open, None
         return [] if item is None else item.closed(status)
 
-    def _taken_logprobs(self) -> list[Json]:
-        logprobs = self._logprobs(self._tokens)
+    def _take_logprobs(self, characters: int) -> list[Json]:
+        """Those of the last tokens that make so many characters; what came before them was a mark."""
+        first = len(self._tokens)
+        while first and (characters > 0 or self._tokens[first - 1][1] == 0):
+            first -= 1
+            characters -= self._tokens[first][1]
+        logprobs = self._logprobs([token for token, _ in self._tokens[first:]])
         self._tokens.clear()
         return logprobs
 
 
-def _pieces(delta: ChoiceDelta, shown: int) -> Iterator[tuple[str, TextToken | None]]:
-    """The delta's text, cut where its tokens begin; `shown`: characters of the choice before it."""
+def _pieces(delta: ChoiceDelta, shown: int) -> Iterator[ChoiceDelta]:
+    """The delta, cut where its tokens begin; `shown`: characters of the choice before it."""
+    if len(delta.tokens) <= 1:
+        yield delta
+        return
     position, end = 0, len(delta.text)
-    if not delta.tokens:
-        yield delta.text, None
-    for index, token in enumerate(delta.tokens):
-        is_last = index + 1 == len(delta.tokens)
-        next_position = end if is_last else max(position, min(delta.tokens[index + 1].offset - shown, end))
-        yield delta.text[position:next_position], token
+    for token, following in pairwise(delta.tokens):
+        next_position = max(position, min(following.offset - shown, end))
+        yield ChoiceDelta(delta.choice, delta.text[position:next_position], (token,), None)
         position = next_position
+    yield replace(delta, text=delta.text[position:], tokens=delta.tokens[-1:])
 
 
 def _merged(events: list[Json]) -> list[Json]:

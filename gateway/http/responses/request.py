@@ -7,6 +7,7 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from common.text.tokenizer import Tokenizer
+from gateway.chat.answer import ChatAnswer
 from gateway.chat.fields import ChatFields
 from gateway.chat.prepare import PreparedChat, prepare_chat
 from gateway.chat.request import ChatInput
@@ -56,7 +57,7 @@ async def response_call(
     with _own_names():
         chat = await _prepare(body, model, limits, use, earlier, given, response_id)
     logprobs = chat.prepared.generation.params.logprobs is not None
-    output = Output(chat.new_parser(), lambda tokens: _logprobs(model.tokenizer, tokens) if logprobs else [])
+    output = Output(ChatAnswer(chat.new_parser), lambda tokens: _logprobs(model.tokenizer, tokens) if logprobs else [])
     head = ResponseHead(response_id, {"model": name, **_echo(body, chat.prepared)})
     wanted = store.enabled and body.store is not False
     writer = ResponseWriter(head, output, Keeping(store, tenant, [*earlier, *given], wanted))
@@ -97,7 +98,12 @@ async def _prepare(
         template_variables=_variables(body),
     )
     fields = ChatFields(
-        messages="input", turns=tuple(conversation.names), function="", tools=use.names, grammar="text.format"
+        messages="input",
+        turns=tuple(conversation.names),
+        function="",
+        tools=use.names,
+        grammar="text.format",
+        max_tokens="max_output_tokens",
     )
     return await prepare_chat(model, chat, _options(body), limits, request_id=response_id, fields=fields)
 

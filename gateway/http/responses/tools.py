@@ -26,6 +26,9 @@ class ToolUse:
 def tool_use(tools: Sequence[ResponseTool], choice: str | Mapping[str, Any] | None, parallel: bool | None) -> ToolUse:
     """Raises InvalidRequest naming `tools[i].…` or `tool_choice…`."""
     functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    if not functions and choice == ToolMode.AUTO.value:
+        # This API's default, which clients also send without tools.
+        choice = None
     allowed = _allowed(choice, {function.name for function in functions})
     kept = [index for index, function in enumerate(functions) if allowed is None or function.name in allowed]
     return ToolUse(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.sampling import Candidate, FinishReason, TokenLogprobs
+from gateway.chat.answer import ChatAnswer
 from gateway.chat.parts import Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
 from gateway.completion import ChoiceDelta, TextToken
 from gateway.http.responses.output import Output
@@ -72,7 +73,7 @@ def deltas(text: str, cuts: Sequence[int]) -> list[ChoiceDelta]:
 
 
 def run(text: str, cuts: Sequence[int] = (), status: str = "completed") -> tuple[Output, list[dict[str, Any]]]:
-    output = Output(MarkParser(), lambda tokens: [{"token": chr(token.token_id)} for token in tokens])
+    output = Output(ChatAnswer(MarkParser), lambda tokens: [{"token": chr(token.token_id)} for token in tokens])
     events = [event for delta in deltas(text, cuts) for event in output.read(delta)]
     return output, events + output.finish(status)
 
@@ -117,7 +118,6 @@ def test_items_do_not_depend_on_deltas_and_events_tell_them(text: str, cuts: lis
     once, _ = run(text)
     output, events = run(text, cuts)
     assert told(output) == told(once)
-    assert output.reasoning_tokens == once.reasoning_tokens
     assert replayed(events) == output.json
     logprobs = [part["logprobs"] for item in output.json if item["type"] == "message" for part in item["content"]]
     assert logprobs == [part["logprobs"] for item in once.json if item["type"] == "message" for part in item["content"]]
@@ -166,11 +166,10 @@ def test_only_the_last_item_is_incomplete() -> None:
     assert events[-2]["arguments"] == "12"
 
 
-def test_tokens_of_reasoning_and_of_words_are_told_apart() -> None:
+def test_log_probabilities_are_those_of_the_words() -> None:
     output, _ = run("<abc>de", cuts=())
-    assert output.reasoning_tokens == 4, "the mark before it and its three letters"
     (message,) = [item for item in output.json if item["type"] == "message"]
-    assert [entry["token"] for entry in message["content"][0]["logprobs"]] == [">", "d", "e", "\0"]
+    assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["d", "e", "\0"]
 
 
 def test_plain_text_has_a_log_probability_for_each_token() -> None:
