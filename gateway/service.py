@@ -32,6 +32,7 @@ from gateway.http.app import create_app
 from gateway.http.listen import bind
 from gateway.http.responses.open_store import open_store
 from gateway.http.services import HttpOptions, HttpServices
+from gateway.http.wire import JsonH11Protocol
 from gateway.planner.sizing import measured_speeds, size
 from gateway.planner.traffic import TrafficWindow
 from gateway.prefixes import PrefixIndex
@@ -174,6 +175,7 @@ class Gateway:
         app.include_router(status_router(self.status))
         return uvicorn.Config(
             app,
+            http=JsonH11Protocol,
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -7,8 +7,9 @@ from typing import TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from common.errors import InvalidRequest, PayloadTooLarge
+from common.errors import Cancelled, InvalidRequest, PayloadTooLarge
 from gateway.http.schemas import TAG_PREFIX
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -21,7 +22,8 @@ async def read_body(request: Request, schema: type[BodyT], *, max_bytes: int, ma
         max_bytes: longer bodies are refused before they are read to the end.
         max_seconds: time within which the body must be there.
 
-    Raises InvalidRequest (not JSON, or not of the schema), PayloadTooLarge, or HTTPException 408 and 415.
+    Raises InvalidRequest (not JSON, or not of the schema), PayloadTooLarge, Cancelled (the client left), or
+    HTTPException 408 and 415.
     """
     _check_media_type(request)
     try:
@@ -29,6 +31,8 @@ async def read_body(request: Request, schema: type[BodyT], *, max_bytes: int, ma
             raw = await _read_limited(request, max_bytes)
     except TimeoutError as error:
         raise HTTPException(408, f"The body did not arrive within {max_seconds:g} s") from error
+    except ClientDisconnect as error:
+        raise Cancelled("the client left before its body had arrived") from error
     try:
         return schema.model_validate_json(raw)
     except ValidationError as error:

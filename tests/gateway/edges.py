@@ -20,6 +20,7 @@ from gateway.http.app import HttpServices, create_app
 from gateway.http.listen import bind
 from gateway.http.responses.store import ResponseStore
 from gateway.http.services import HttpOptions
+from gateway.http.wire import JsonH11Protocol
 from gateway.rpc import InferenceServicer
 from gateway.rpc.auth import KeyInterceptor
 from gateway.serving import ServingModel
@@ -77,7 +78,9 @@ async def running_http(
         services = replace(services, keys=keys)
     if responses is not None:
         services = replace(services, responses=responses)
-    config = uvicorn.Config(create_app(services), log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        create_app(services), http=JsonH11Protocol, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+    )
     server = edge.server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
