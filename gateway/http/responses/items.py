@@ -159,12 +159,13 @@ class Conversation:
         self.names: list[str] = []
         self._open: _OpenTurn | None = None
         self._reasoning: str | None = None
+        self._calls: set[str] = set()
 
     def instruct(self, instructions: str) -> None:
         self._add("instructions", Turn("system", instructions))
 
     def extend(self, items: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-        """Items in the one form, each with the name of its field."""
+        """Items in the one form, each with the name of its field. Raises InvalidRequest for a result without a call."""
         for item, name in zip(items, names, strict=True):
             self._extend(item, name)
 
@@ -179,8 +180,12 @@ class Conversation:
             self._close()
             self._reasoning = earlier + "".join(part["text"] for part in item["content"]) or None
         elif kind == "function_call":
+            self._calls.add(item["call_id"])
             self._assistant(name).calls.append(ToolCall(item["call_id"], item["name"], item["arguments"]))
         elif kind == "function_call_output":
+            if item["call_id"] not in self._calls:
+                field = f"{name}.call_id"
+                raise InvalidRequest(f"{field}: no function_call with this id comes before it", field=field)
             self._add(name, Turn("tool", item["output"], tool_call_id=item["call_id"]))
         elif item["role"] == "assistant":
             if self._open is not None:

@@ -30,7 +30,7 @@ from gateway.validation import PreparedRequest
 
 _LOGPROBS = "message.output_text.logprobs"
 #: What the shared checks call what this API calls otherwise.
-_OWN_NAMES = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+_OWN_NAMES = {"logprobs": "top_logprobs"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,11 @@ def test_content(content: Any, text: str) -> None:
         ),
         ([{"type": "reasoning", "summary": [], "encrypted_content": "x"}, WORDS], [Turn("assistant", "so")]),
         (
-            [{**RESULT, "output": [{"type": "input_text", "text": "4"}, {"type": "input_text", "text": "2"}]}],
-            [Turn("tool", "42", tool_call_id="c1")],
+            [CALL, {**RESULT, "output": [{"type": "input_text", "text": "4"}, {"type": "input_text", "text": "2"}]}],
+            [
+                Turn("assistant", None, tool_calls=(ToolCall("c1", "f", '{"x": 1}'),)),
+                Turn("tool", "42", tool_call_id="c1"),
+            ],
         ),
     ],
 )
@@ -131,6 +134,13 @@ def test_what_is_wrong_is_named(item: dict[str, Any], field: str, code: str | No
     with pytest.raises(InvalidRequest) as caught:
         read(item)
     assert (caught.value.field, caught.value.code) == (field, code)
+
+
+@pytest.mark.parametrize("items", [[RESULT], [RESULT, CALL], [CALL_2, RESULT]])
+def test_a_result_follows_its_call(items: list[dict[str, Any]]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        turns(*items)
+    assert caught.value.field == f"input[{items.index(RESULT)}].call_id"
 
 
 def test_no_items() -> None:
