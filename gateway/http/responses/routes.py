@@ -1,4 +1,4 @@
-"""The routes of the Responses API: create, read, delete, and list the input of stored responses."""
+"""The routes of the Responses API: create, count, read, delete, and list the input of stored responses."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from gateway.http.body import read_body
 from gateway.http.formats import Json
 from gateway.http.respond import GenerationResponse
 from gateway.http.responses.paging import page
-from gateway.http.responses.request import response_call
+from gateway.http.responses.request import ResponseCall, response_call
 from gateway.http.responses.schemas import ResponseBody
 from gateway.http.responses.store import StoredResponse, find
 from gateway.http.services import HttpServices
@@ -28,13 +28,21 @@ def responses_router(services: HttpServices) -> APIRouter:
             raise _not_found(response_id)
         return found
 
-    @router.post("", openapi_extra=_BODY, response_class=Response)
-    async def create(request: Request) -> Response:
+    async def read(request: Request) -> ResponseCall:
         body = await read_body(
             request, ResponseBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
         )
-        call = await response_call(body, services.model, services.dispatcher.limits(), store, _tenant(request))
+        return await response_call(body, services.model, services.dispatcher.limits(), store, _tenant(request))
+
+    @router.post("", openapi_extra=_BODY, response_class=Response)
+    async def create(request: Request) -> Response:
+        call = await read(request)
         return GenerationResponse(services, [call.prepared], call.writer, request.state.record, stream=call.stream)
+
+    @router.post("/input_tokens", openapi_extra=_BODY)
+    async def count_input_tokens(request: Request) -> Json:
+        call = await read(request)
+        return {"object": "response.input_tokens", "input_tokens": len(call.prepared.generation.prompt_ids)}
 
     @router.get("/{response_id}")
     async def retrieve(request: Request, response_id: str) -> Json:

@@ -107,3 +107,11 @@ async def test_every_event_is_of_its_type(client: openai.AsyncOpenAI) -> None:
     )
     async for event in stream:
         type(event).model_validate(event.to_dict(), strict=True)
+
+
+async def test_input_tokens_are_counted_without_an_answer(
+    client: openai.AsyncOpenAI, dispatcher: FakeDispatcher, model: ServingModel
+) -> None:
+    counted = await client.responses.input_tokens.count(model="tiny", input="hi", instructions="Be brief.")
+    assert counted.input_tokens == len(rendered(model, ("system", "Be brief."), ("user", "hi")))
+    assert dispatcher.requests == []
