@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from common.errors import InvalidRequest
 from common.sampling import GrammarSpec
 from common.text.chat_prompt import ChatPrompt
 from common.text.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ async def prepare_chat(
     prepared = prepare(
         request_id,
         prompt.ids,
-        replace(options, grammar=_grammar(options.grammar, use, format_, thinking)),
+        replace(options, grammar=_grammar(model, options.grammar, use, thinking, fields)),
         model.defaults,
         limits,
         prompt_field=fields.messages,
@@ -80,21 +81,39 @@ def _thinking(chat: ChatInput, prompt: ChatPrompt) -> Thinking:
 
 
 def _grammar(
-    asked: GrammarSpec | None, use: ToolUse, format_: ToolFormat | None, thinking: Thinking
+    model: ServingModel, asked: GrammarSpec | None, use: ToolUse, thinking: Thinking, fields: ChatFields
 ) -> GrammarSpec | None:
     """What holds the answer: calls where they are forced, else what was asked for, or calls instead of it."""
-    if format_ is not None and use.required:
-        answer = format_.calls(use.callable, parallel=use.parallel)
-    elif format_ is not None and asked is not None:
-        answer = either(node_of(asked), format_.calls(use.callable, parallel=use.parallel))
-    elif format_ is not None and any(tool.strict for tool in use.callable):
-        # Free text may think as it likes.
-        return structural_tag(format_.text_and_calls(_held(use.callable), parallel=use.parallel))
-    elif asked is not None and thinking is not Thinking.CLOSED:
-        answer = node_of(asked)
-    else:
+    format_ = model.tool_format if use.tools else None
+    if asked is None and not use.required:
+        strict = format_ is not None and any(tool.strict for tool in use.callable)
+        return _free_text(model.tokenizer, format_, use) if format_ is not None and strict else None
+    if thinking is not Thinking.CLOSED and _special_ids(model.tokenizer, [reasoning.END]):
+        thinking = _without_thoughts(thinking, "tool_choice" if use.required else fields.grammar)
+    nodes = [] if asked is None or use.required else [node_of(asked)]
+    if format_ is not None:
+        nodes.append(format_.calls(use.callable, parallel=use.parallel))
+    elif thinking is Thinking.CLOSED:
         return asked
-    return structural_tag(behind_thoughts(answer, thinking))
+    return structural_tag(behind_thoughts(nodes[0] if len(nodes) == 1 else either(*nodes), thinking))
+
+
+def _without_thoughts(thinking: Thinking, field: str) -> Thinking:
+    """For models that end their thoughts with a special token, which no grammar lets through: they answer at once."""
+    if thinking is Thinking.OPEN:
+        message = f"{field}: not available while this model thinks; switch its thinking off"
+        raise InvalidRequest(message, field=field, code="unsupported_parameter")
+    return Thinking.CLOSED
+
+
+def _free_text(tokenizer: Tokenizer, format_: ToolFormat, use: ToolUse) -> GrammarSpec | None:
+    """Words and thoughts as the model likes; functions that are strict are held to their schemas.
+
+    Where calls begin with a special token they cannot be held without being forbidden: grammars are about text.
+    """
+    if format_.begin and _special_ids(tokenizer, [format_.begin]):
+        return None
+    return structural_tag(format_.text_and_calls(_held(use.callable), parallel=use.parallel))
 
 
 def _held(tools: Sequence[Tool]) -> list[Tool]:

@@ -27,6 +27,7 @@ class HermesFormat:
 
     name: str = "hermes"
     marks: Sequence[str] = (BEGIN, END)
+    begin: str = BEGIN
 
     def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
         return HermesParser(PartWriter(new_call_id, parallel=parallel))

@@ -27,6 +27,7 @@ class Llama3Format:
 
     name: str = "llama3"
     marks: Sequence[str] = (MARK,)
+    begin: str = ""
 
     def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
         return Llama3Parser(names, PartWriter(new_call_id, parallel=parallel))

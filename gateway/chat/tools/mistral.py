@@ -35,6 +35,7 @@ class MistralFormat:
     named: bool = False
     name: str = "mistral"
     marks: Sequence[str] = (MARK, ARGS, CALL_ID)
+    begin: str = MARK
 
     def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
         return MistralParser(PartWriter(_new_id, parallel=parallel))

@@ -119,7 +119,8 @@ MISTRAL = """\
 {%- elif message.role == 'assistant' %}{{- ' ' + message.content + eos_token }}
 {%- elif message.role == 'tool' %}
 {%- if message.tool_call_id | length != 9 %}{{- raise_exception('ids have length 9!') }}{%- endif %}
-{{- '[TOOL_RESULTS] {"content": ' + message.content | tojson + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+{{- '[TOOL_RESULTS] {"content": ' + message.content | tojson }}
+{{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
 {%- endif %}
 {%- endfor %}
 """
