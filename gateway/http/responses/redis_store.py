@@ -2,6 +2,8 @@
 
 import logging
 import math
+import time
+from collections.abc import Callable
 
 from redis.asyncio import Redis
 
@@ -13,6 +15,9 @@ from gateway.http.responses.store import MAX_CHARACTERS, StoredResponse
 
 _log = logging.getLogger(__name__)
 
+#: Seconds for which nothing is written to a Redis that failed: a hung one must not hold up the end of every answer.
+_PAUSE = 5.0
+
 
 class RedisStore:
     """`ResponseStore` shared by all gateways of one model.
@@ -23,7 +28,15 @@ class RedisStore:
 
     enabled = True
 
-    def __init__(self, redis: Redis, keys: Keys, ttl: float, *, max_characters: int = MAX_CHARACTERS) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        ttl: float,
+        *,
+        max_characters: int = MAX_CHARACTERS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             redis: client, owned by the caller.
@@ -35,16 +48,24 @@ class RedisStore:
         self._seconds = max(1, math.ceil(ttl))
         self._max_characters = max_characters
         self._local = MemoryStore(ttl, max_characters=max_characters)
+        self._clock = clock
+        self._paused_until = -math.inf
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
         text = stored.encode()
         if len(text) > self._max_characters:
             return False
+        return await self._write(tenant, response_id, text) or self._local.put_text(tenant, response_id, text)
+
+    async def _write(self, tenant: str, response_id: str, text: str) -> bool:
+        if self._clock() < self._paused_until:
+            return False
         try:
             await self._redis.set(self._keys.response(tenant, response_id), text, ex=self._seconds)
         except REDIS_ERRORS as error:
-            _log.warning("a response is kept in this gateway only", extra={"error": type(error).__name__})
-            return self._local.put_text(tenant, response_id, text)
+            self._paused_until = self._clock() + _PAUSE
+            _log.warning("responses are kept in this gateway only for now", extra={"error": type(error).__name__})
+            return False
         return True
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:

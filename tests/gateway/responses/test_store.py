@@ -117,7 +117,8 @@ async def own(own_valkey: ValkeyServer) -> AsyncIterator[Redis]:
 
 
 async def test_redis_away(own_valkey: ValkeyServer, own: Redis) -> None:
-    store = RedisStore(own, KEYS, 60)
+    now = 0.0
+    store = RedisStore(own, KEYS, 60, clock=lambda: now)
     assert await store.put("ada", ID, stored("before"))
     await asyncio.to_thread(own_valkey.stop)
     assert await store.put("ada", "here", stored("meanwhile"))
@@ -130,6 +131,10 @@ async def test_redis_away(own_valkey: ValkeyServer, own: Redis) -> None:
     assert await store.get("ada", "here") == stored("meanwhile")
     assert await store.delete("ada", "here")
     assert await store.get("ada", "here") is None
+    assert await store.put("ada", "soon", stored("soon"))
+    assert await RedisStore(own, KEYS, 60).get("ada", "soon") is None, "not asked again at once"
+    assert await store.get("ada", "soon") == stored("soon")
+    now = 5.0
     assert await store.put("ada", ID, stored("after"))
     assert await RedisStore(own, KEYS, 60).get("ada", ID) == stored("after")
 
