@@ -110,6 +110,7 @@ def command(
     log_format: LogFormat,
     drain_seconds: float,
 ) -> None:
+    keys = ApiKeys.load(api_key, api_key_file)
     configure_logging(log_level, log_format)
     config = GatewayConfig(
         model_folder=resolve_model(model),
@@ -122,7 +123,7 @@ def command(
             *(("decode", str(address)) for address in decode),
         ),
         max_queue=max_queue,
-        keys=ApiKeys.load(api_key, api_key_file),
+        keys=keys,
         cors_origins=cors_origin,
         max_body_bytes=max_body,
         response_ttl=response_ttl,

