@@ -1,6 +1,7 @@
 """What a body of the Responses API asks for: what reaches the dispatcher, what is shown again, what is refused."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -226,6 +227,29 @@ async def test_what_is_wrong_is_named(
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert dispatcher.requests == []
+
+
+@pytest.mark.parametrize(
+    ("body", "seen"),
+    [
+        ({}, "-/-"),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, "low/-"),
+        ({"reasoning": {"effort": "none"}}, "none/False"),
+        ({"reasoning": {"effort": "high"}, "chat_template_kwargs": {"reasoning_effort": "mine"}}, "mine/-"),
+        ({"reasoning": {"summary": "detailed"}}, "-/-"),
+    ],
+)
+async def test_effort_goes_to_the_template(tmp_path: Path, body: dict[str, Any], seen: str) -> None:
+    template = "{{ reasoning_effort|default('-') }}/{{ enable_thinking|default('-') }}{{ messages[0].content }}"
+    model = tiny_model(tmp_path, template=template)
+    dispatcher = FakeDispatcher(answers(model.tokenizer, "one"))
+    async with (
+        running_http(model, dispatcher) as edge,
+        httpx.AsyncClient(base_url=edge.url, timeout=20) as client,
+    ):
+        reply = await created(client, input="!", **body)
+    assert model.tokenizer.decode(dispatcher.request.prompt_ids) == seen + "!"
+    assert reply["reasoning"]["effort"] == body.get("reasoning", {}).get("effort")
 
 
 async def test_unknown_model(client: httpx.AsyncClient) -> None:
