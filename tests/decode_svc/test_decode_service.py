@@ -30,7 +30,7 @@ from decode_svc.messages import (
 from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget, Timings
 from decode_svc.service import DecodeServicer
 from tests.decode_svc.harness import DecodeHarness
-from tests.factories.engines import reference
+from tests.factories.engines import no_grammar, reference
 from tests.factories.rpc import EOF, Duplex, Posts, eventually, make_manifest, serving
 
 
@@ -56,6 +56,7 @@ class Worker:
             manifest=make_manifest(),
             pairs=cast(Any, self.pairs),
             post=self.posts,
+            compile_grammar=no_grammar,
             tracer=trace.NoOpTracer(),
         )
         self.address = ""

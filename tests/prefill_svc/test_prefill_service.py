@@ -23,7 +23,7 @@ from kv_store.staging import SlotGrant
 from kv_store.transport.base import PeerUnreachable
 from prefill_svc.request import Cancel, Ended, FirstTokens, PeerGone, PrefillRequest, Progressed, Run
 from prefill_svc.service import PrefillServicer
-from tests.factories.engines import FakePairing
+from tests.factories.engines import FakePairing, no_grammar
 from tests.factories.rpc import EOF, Duplex, Posts, eventually, make_manifest, serving
 
 PARAMS = SamplingParams(temperature=0.5, seed=2**63 + 1, logit_bias={3: -1.0}, logprobs=0)
@@ -39,6 +39,7 @@ class Worker:
             manifest=make_manifest(**manifest),
             transfer=cast(Any, self.transfer),
             post=self.posts,
+            load_grammar=no_grammar,
             tracer=trace.NoOpTracer(),
         )
         self.address = ""
