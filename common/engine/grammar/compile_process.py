@@ -37,6 +37,9 @@ _TRIED_TOKENS = 32
 #: The library's messages start with a time and a line of its source, and go on with the condition that failed.
 _NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 _LONGEST_MESSAGE = 300
+#: A character of a string with minLength or maxLength, as the library writes it, and as it should be.
+_BOUNDED = r"[^\"\\\r\n]"
+_CHARACTER = r'([^\0-\x1f\"\\] | "\\" [\"\\/bfnrt])'
 
 Reply = tuple[Tag, bytes]
 
@@ -150,13 +153,15 @@ class JobCompiler:
             compiled = compile_source(self._compiler, GrammarKind(values["kind"]), values["source"])
             serialized = str(compiled.serialize_json()).encode()
             if len(serialized) > self._limits.output_bytes:
-                raise TooComplex(f"its compiled form exceeds {self._limits.output_bytes >> 20} MiB")
+                raise TooComplex(f"its compiled form exceeds {self._limits.output_bytes >> 10} KiB")
             del compiled
             self._try(self._vocabulary.load_grammar(serialized))
         except TooComplex as error:
             return Tag.REFUSED, f"too complex: {error}".encode()
         except MemoryError:
             return Tag.REFUSED, self._words_for_memory()
+        except RecursionError:
+            return Tag.REFUSED, b"too complex: it is nested too deeply"
         except (RuntimeError, ValueError) as error:
             if "bad_alloc" in str(error):
                 return Tag.REFUSED, self._words_for_memory()
@@ -195,22 +200,29 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: GrammarKind, source
     JSON comes out on one line, with ", " and ": " between its parts, as `json.dumps` writes it and models know it best:
     free white space lets small models run on with line breaks until `max_tokens`. In structural tags, where the library
     offers no such thing, at most one space or line break stands between parts, unless the tag sets its own bound.
-    Objects have the properties that their schema names, and others if `additionalProperties` says so, or if it names
-    none at all.
+    An object whose properties are named has no others, unless `additionalProperties` says so.
     """
     match kind:
         case GrammarKind.JSON_SCHEMA:
-            return compiler.compile_json_schema(source, any_whitespace=False, strict_mode=True)
+            grammar = xgrammar.Grammar.from_json_schema(source, any_whitespace=False, strict_mode=True)
+            return compiler.compile_grammar(_with_json_strings(grammar))
         case GrammarKind.REGEX:
             return compiler.compile_regex(source)
         case GrammarKind.EBNF:
             return compiler.compile_grammar(source)
         case GrammarKind.STRUCTURAL_TAG:
-            return compiler.compile_structural_tag(_with_bounded_whitespace(source))
+            grammar = xgrammar.Grammar.from_structural_tag(_with_bounded_whitespace(source))
+            return compiler.compile_grammar(_with_json_strings(grammar))
+
+
+def _with_json_strings(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
+    """Strings of bounded length get the characters that JSON has: escapes too, and no bare control characters."""
+    text = str(grammar)
+    return xgrammar.Grammar.from_ebnf(text.replace(_BOUNDED, _CHARACTER)) if _BOUNDED in text else grammar
 
 
 def _with_bounded_whitespace(structural_tag: str) -> str:
-    """Raises ValueError, or RecursionError, for what is no JSON."""
+    """Raises ValueError for what is no JSON."""
     try:
         value = json.loads(structural_tag)
     except ValueError as error:

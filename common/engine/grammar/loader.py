@@ -21,8 +21,8 @@ class GrammarLoader:
     def load(self, serialized: bytes) -> "Future[Grammar]":
         """The grammar that these bytes are.
 
-        The future fails with InvalidRequest, naming `compiled_grammar`, if they are none of this model's; with Overloaded
-        after `close`.
+        The future fails with InvalidRequest, naming `compiled_grammar`, if they are none of this model's; with
+        Overloaded after `close`.
         """
         try:
             return self._executor.submit(self._load, serialized)

@@ -1,0 +1,335 @@
+"""The compiler with its real process: any source ends in a grammar or in words, and the next one is served."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.engine.grammar import Grammar
+from common.engine.grammar.child import CompileProcess, ProcessLost
+from common.engine.grammar.compiler import GrammarCompiler
+from common.engine.grammar.limits import CompileLimits
+from common.engine.grammar.vocabulary import Vocabulary
+from common.errors import InvalidRequest, Overloaded
+from common.sampling import GrammarKind, GrammarSpec
+from tests.common.engine.grammar.hostile import HOSTILE, WRONG, many_rules
+from tests.common.engine.grammar.processes import children_of, descriptors, is_alive
+from tests.common.engine.grammar.tiny import SPECS, Bench, make_vocabulary, masks_along, no_bugs, random_output
+from tests.common.text.model_folders import byte_level_folder
+from tests.factories.rpc import eventually
+
+#: Seconds for what takes a few on a quiet machine: a process loads its libraries.
+PATIENCE = 90.0
+NEVER_STOPPED = CompileLimits(cpu_seconds=600, wall_seconds=600)
+SIZES = itertools.count(30_000)
+
+
+def endless() -> GrammarSpec:
+    """Goes on for minutes; another one each time."""
+    return GrammarSpec(GrammarKind.EBNF, many_rules(next(SIZES)))
+
+
+def regex(pattern: str) -> GrammarSpec:
+    return GrammarSpec(GrammarKind.REGEX, pattern)
+
+
+def refusal(future: "Future[Grammar]") -> str:
+    error = future.exception(PATIENCE)
+    assert isinstance(error, InvalidRequest) and error.field == "grammar", error
+    return error.message
+
+
+def works(compiler: GrammarCompiler, pattern: str) -> bool:
+    return compiler.compile(regex(pattern)).result(PATIENCE).num_words > 0
+
+
+@contextlib.contextmanager
+def compiling(vocabulary: Vocabulary, limits: CompileLimits, max_waiting: int = 64) -> Iterator[GrammarCompiler]:
+    """A compiler that is ready."""
+    made = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=limits, max_waiting=max_waiting)
+    made.start()
+    try:
+        assert works(made, "ready")
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def compiler(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
+    with compiling(vocabulary, CompileLimits(cpu_seconds=0.5)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def patient(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
+    """One that lets jobs run on. Each test leaves it with nothing to do."""
+    with compiling(vocabulary, NEVER_STOPPED, max_waiting=2) as made:
+        yield made
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """`eventually`, for what takes a process' start."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110  # the kernel's state; nobody sets an event for it
+            await asyncio.sleep(0.01)
+
+
+async def job_of(compiler: GrammarCompiler) -> int:
+    """Pid of what runs the job that is under way."""
+    await until(lambda: compiler.pid is not None and children_of(compiler.pid))
+    assert compiler.pid is not None
+    [job] = children_of(compiler.pid)
+    return job
+
+
+class TestWhatComesBack:
+    @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+    def test_the_grammar_that_this_process_would_have_made(
+        self, bench: Bench, compiler: GrammarCompiler, spec: GrammarSpec
+    ) -> None:
+        there, here = compiler.compile(spec).result(PATIENCE), bench.compile(spec)
+        output = random_output(here, seed=3)
+        pairs = zip(masks_along(there, output), masks_along(here, output), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
+        assert make_vocabulary(bench.tokenizer).load_grammar(there.serialized).serialized == there.serialized
+
+    @pytest.mark.parametrize(("spec", "words"), WRONG.values(), ids=WRONG)
+    def test_what_is_wrong_in_words(self, compiler: GrammarCompiler, spec: GrammarSpec, words: str) -> None:
+        message = refusal(compiler.compile(spec))
+        assert words in message and len(message) < 400
+        assert ".cc" not in message and "Check failed" not in message
+        assert works(compiler, "after")
+
+    @pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE)
+    def test_whatever_it_is_it_ends_and_others_are_served(self, compiler: GrammarCompiler, spec: GrammarSpec) -> None:
+        process = compiler.pid
+        hostile, next_one = compiler.compile(spec), compiler.compile(regex(f"x{len(spec.source)}"))
+        error = hostile.exception(PATIENCE)
+        assert error is None or isinstance(error, InvalidRequest), error
+        assert next_one.result(PATIENCE).num_words > 0
+        assert process == compiler.pid, "a job took the process with it"
+
+    def test_answers_are_kept_refusals_too(self, compiler: GrammarCompiler) -> None:
+        assert compiler.compile(regex("kept")).result(PATIENCE) is compiler.compile(regex("kept")).result(0)
+        bad = HOSTILE["many rules"]
+        words = refusal(compiler.compile(bad))
+        again = compiler.compile(bad)
+        assert again.done() and refusal(again) == words
+        assert words == "too complex: it takes more than 0.5 s to compile"
+
+    def test_kinds_are_told_apart(self, compiler: GrammarCompiler) -> None:
+        source = '"a"'
+        as_regex = compiler.compile(GrammarSpec(GrammarKind.REGEX, source)).result(PATIENCE)
+        assert refusal(compiler.compile(GrammarSpec(GrammarKind.EBNF, source)))
+        assert as_regex is compiler.compile(GrammarSpec(GrammarKind.REGEX, source)).result(0)
+
+
+@pytest.fixture(scope="module")
+def meagre(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
+    """One with too little of everything but clock time."""
+    made = GrammarCompiler(
+        vocabulary,
+        on_fatal=no_bugs,
+        limits=CompileLimits(cpu_seconds=0.3, memory_bytes=24 << 20, output_bytes=100_000, mask_seconds=1e-7),
+    )
+    made.start()
+    yield made
+    made.close()
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [
+            (HOSTILE["many rules"], "it takes more than 0.3 s to compile"),
+            (HOSTILE["repeated repetition"], "it takes more than 24 MiB of memory to compile"),
+            (HOSTILE["shared 14"], "its compiled form exceeds 97 KiB"),
+            (regex("[a-z]+"), "following it takes more than 1 ms a token"),
+        ],
+        ids=["time", "memory", "output", "masks"],
+    )
+    def test_each_is_named_by_which_it_was(self, meagre: GrammarCompiler, spec: GrammarSpec, words: str) -> None:
+        assert refusal(meagre.compile(spec)) == f"too complex: {words}"
+
+    def test_too_little_of_the_machine_is_a_shortage_and_not_kept(self, vocabulary: Vocabulary) -> None:
+        limits = CompileLimits(cpu_seconds=600, wall_seconds=0.2)
+        compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=limits)
+        compiler.start()
+        try:
+            spec = endless()
+            for _ in range(2):
+                error = compiler.compile(spec).exception(PATIENCE)
+                assert isinstance(error, Overloaded) and "machine is busy" in error.message
+        finally:
+            compiler.close()
+
+    @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+    async def test_a_job_that_crashes_is_refused_alone(self, patient: GrammarCompiler, number: signal.Signals) -> None:
+        crashing, waiting = patient.compile(endless()), patient.compile(regex("waiting"))
+        process = patient.pid
+        os.kill(await job_of(patient), number)
+        assert number.name in await asyncio.to_thread(refusal, crashing)
+        assert await asyncio.to_thread(waiting.result, PATIENCE)
+        assert process == patient.pid
+
+
+class TestQueue:
+    async def test_full_it_is_a_shortage_and_what_waits_is_served(self, patient: GrammarCompiler) -> None:
+        running = patient.compile(endless())
+        job = await job_of(patient)
+        waiting = [patient.compile(regex("one")), patient.compile(regex("two"))]
+        error = patient.compile(regex("three")).exception(0)
+        assert isinstance(error, Overloaded) and error.retry_after
+        # Those who want what is waited for already need no place.
+        waiting.append(patient.compile(regex("two")))
+        os.kill(job, signal.SIGKILL)
+        await asyncio.to_thread(refusal, running)
+        grammars = [await asyncio.to_thread(future.result, PATIENCE) for future in waiting]
+        assert grammars[1] is grammars[2] is not grammars[0]
+
+    async def test_a_cancelled_job_is_not_compiled_and_gives_its_place_away(self, patient: GrammarCompiler) -> None:
+        running = patient.compile(endless())
+        job = await job_of(patient)
+        for future in (patient.compile(endless()), patient.compile(endless())):
+            assert future.cancel()
+        waiting = patient.compile(regex("one"))
+        os.kill(job, signal.SIGKILL)
+        await asyncio.to_thread(refusal, running)
+        assert await asyncio.to_thread(waiting.result, PATIENCE)
+
+    async def test_one_of_several_who_wait_may_cancel(self, patient: GrammarCompiler) -> None:
+        spec = endless()
+        running = patient.compile(spec)
+        job = await job_of(patient)
+        one, other = patient.compile(regex("shared")), patient.compile(regex("shared"))
+        # Under way or not, it is only this one's answer that is not wanted.
+        assert one.cancel() and patient.compile(spec).cancel()
+        os.kill(job, signal.SIGKILL)
+        await asyncio.to_thread(refusal, running)
+        assert await asyncio.to_thread(other.result, PATIENCE)
+
+
+class TestProcess:
+    async def test_one_that_was_killed_is_started_again(self, patient: GrammarCompiler) -> None:
+        assert await asyncio.to_thread(works, patient, "before")
+        killed = patient.pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        assert await asyncio.to_thread(works, patient, "after")
+        assert patient.pid not in (None, killed)
+
+    async def test_one_that_is_killed_under_a_job_is_started_again_for_it(self, patient: GrammarCompiler) -> None:
+        running = patient.compile(endless())
+        first = await job_of(patient)
+        killed = patient.pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        await eventually(lambda: not is_alive(first))
+        await until(lambda: patient.pid not in (None, killed))
+        os.kill(await job_of(patient), signal.SIGKILL)
+        assert "SIGKILL" in await asyncio.to_thread(refusal, running)
+
+    async def test_close_ends_it_whatever_it_does(self, vocabulary: Vocabulary) -> None:
+        compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=NEVER_STOPPED)
+        # Jobs may come before the start.
+        running, waiting = compiler.compile(endless()), compiler.compile(regex("one"))
+        compiler.start()
+        job, process = await job_of(compiler), compiler.pid
+        assert process is not None
+        await asyncio.to_thread(compiler.close)
+        for future in (running, waiting, compiler.compile(regex("two"))):
+            assert isinstance(future.exception(0), Overloaded)
+        assert not is_alive(process) and compiler.pid is None
+        await eventually(lambda: not is_alive(job))
+        assert not compiler._thread.is_alive()
+        compiler.close()
+
+    def test_closed_before_it_was_started_or_up_it_leaves_nothing(self, vocabulary: Vocabulary) -> None:
+        before = descriptors()
+        for start in (False, True):
+            compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs)
+            waiting = compiler.compile(regex("one"))
+            if start:
+                compiler.start()
+            compiler.close()
+            assert isinstance(waiting.exception(0), Overloaded) and compiler.pid is None
+        assert descriptors() == before
+
+    async def test_it_dies_with_a_worker_that_is_killed(self, tmp_path: Path) -> None:
+        folder = byte_level_folder(tmp_path / "model")
+        command = [sys.executable, "-m", "tests.common.engine.grammar.compiling_parent", str(folder)]
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: ASYNC220  # read by a thread
+        assert worker.stdout is not None
+        try:
+            process = int(await asyncio.to_thread(worker.stdout.readline))
+            await until(lambda: children_of(process))
+            [job] = children_of(process)
+        finally:
+            worker.kill()
+            worker.wait()
+            worker.stdout.close()
+        await eventually(lambda: not is_alive(process) and not is_alive(job))
+
+    def test_one_that_cannot_start_is_a_shortage(self, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("common.engine.grammar.child._MODULE", "no.such.module")
+        compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs)
+        compiler.start()
+        try:
+            error = compiler.compile(regex("one")).exception(PATIENCE)
+            assert isinstance(error, Overloaded) and "not available" in error.message
+        finally:
+            compiler.close()
+
+    def test_what_it_prints_stays_out_of_the_workers_output(
+        self, compiler: GrammarCompiler, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """The library warns of this one."""
+        remote = GrammarSpec(GrammarKind.JSON_SCHEMA, '{"$ref": "http://localhost/schema"}')
+        compiler.compile(remote).exception(PATIENCE)
+        assert works(compiler, "quiet")
+        assert capfd.readouterr() == ("", "")
+
+    def test_a_process_that_was_killed_for_good_does_not_come_back(self, vocabulary: Vocabulary) -> None:
+        process = CompileProcess(vocabulary.serialize(), CompileLimits())
+        process.kill()
+        with pytest.raises(ProcessLost, match="stopping"):
+            process.ensure_started()
+        process.close()
+
+
+class TestWithoutAVocabulary:
+    def test_each_grammar_is_refused_in_words(self) -> None:
+        compiler = GrammarCompiler(None, on_fatal=no_bugs)
+        compiler.start()
+        assert "takes no grammars" in refusal(compiler.compile(regex("one")))
+        assert compiler.pid is None
+        compiler.close()
+
+
+def test_a_bug_of_the_thread_is_told(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.engine.grammar.child._MODULE", "no.such.module")
+    told: list[BaseException] = []
+    heard = threading.Event()
+
+    def on_fatal(error: BaseException) -> None:
+        told.append(error)
+        heard.set()
+
+    compiler = GrammarCompiler(vocabulary, on_fatal=on_fatal)
+    compiler._answer = None  # type: ignore[method-assign,assignment]
+    compiler.start()
+    waiting = compiler.compile(regex("one"))
+    assert heard.wait(PATIENCE) and isinstance(told[0], TypeError)
+    compiler.close()
+    assert isinstance(waiting.exception(0), Overloaded)
