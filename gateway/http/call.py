@@ -8,6 +8,7 @@ from common.errors import InvalidRequest
 from gateway.generation import RequestClass
 from gateway.http.formats import AnswerFormat, StreamMode
 from gateway.http.schemas import GenerationBody
+from gateway.http.structured_fields import body_grammar
 from gateway.options import GenerationOptions
 from gateway.validation import PreparedRequest
 
@@ -45,6 +46,7 @@ def options_of(body: GenerationBody, *, max_tokens: int | None, logprobs: int | 
         skip_special_tokens=body.skip_special_tokens,
         cache_salt=body.cache_salt,
         request_class=_request_class(body.service_tier),
+        grammar=body_grammar(body),
         priority=body.priority,
         prompt_logprobs=body.prompt_logprobs,
     )

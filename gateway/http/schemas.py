@@ -63,6 +63,15 @@ class GenerationBody(Body):
     prompt_logprobs: int | None = None
     service_tier: str | None = None
     user: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    #: Ignored: there is one.
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class ContentPart(Body):

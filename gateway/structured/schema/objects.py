@@ -1,0 +1,243 @@
+"""`properties`, `required`, `additionalProperties` and their like in schemas that hold together, as one object."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.structured.complaints import Complaints, Place
+from gateway.structured.limits import MAX_REPEAT
+from gateway.structured.regex.forms import JSON_RANGES, excluding, only
+from gateway.structured.regex.match import Automaton
+from gateway.structured.regex.tree import NOTHING, Alternation, Chars, Concat, Node, Repeat, char
+from gateway.structured.schema.alternatives import NodeId, Properties, Text, Values
+from gateway.structured.schema.arrays import NodeOf
+from gateway.structured.schema.branches import Branch, Branches, Member
+from gateway.structured.schema.strings import Strings
+from gateway.structured.schema.values import narrowed
+
+_UNENFORCED = ("dependentRequired", "dependentSchemas", "dependencies")
+#: Characters of the declared names beside which others are allowed: the compiler's time grows with them.
+_MAX_EXCLUDED_CHARACTERS = 1000
+_MAX_EXCLUDED_NAME = 100
+
+
+class Objects:
+    """Makes objects of branches."""
+
+    def __init__(self, complaints: Complaints, branches: Branches, strings: Strings, node_of: NodeOf) -> None:
+        self._complaints = complaints
+        self._branches = branches
+        self._strings = strings
+        self._node_of = node_of
+
+    def object(self, branch: Branch) -> Properties | None:
+        """None if no object is valid. Raises InvalidRequest if strict and not all can be enforced."""
+        self._refuse_unenforced(branch)
+        required = frozenset(name for member in branch for name in member.schema.get("required", ()))
+        names = self._names(branch, required)
+        names_form = self._names_form(branch)
+        named = {name: self._named(branch, name) for name in names if _allowed(names_form, name)}
+        if not required <= named.keys():
+            return None
+        others = self._others(branch, names, names_form)
+        low, high = self._bounds(branch)
+        if high is not None and high < max(low, len(required)):
+            return None
+        low, others = self._countable(branch, low, required, named, others)
+        return Properties(named, required, others, low, high, _sealed(branch, names))
+
+    def _refuse_unenforced(self, branch: Branch) -> None:
+        for member in branch:
+            for keyword in _UNENFORCED:
+                if member.schema.get(keyword):
+                    self._complaints.unenforced((*member.place, keyword), f"`{keyword}`")
+
+    def _names(self, branch: Branch, required: frozenset[str]) -> list[str]:
+        """Declared ones in the order of their declaration, then those that are only required."""
+        declared = [name for member in branch for name in member.schema.get("properties", ())]
+        listed = [name for member in branch for name in member.schema.get("required", ())]
+        return list(dict.fromkeys([*declared, *listed]))
+
+    def _named(self, branch: Branch, name: str) -> NodeId:
+        places: list[Place] = []
+        for member in branch:
+            own = self._own_places(member, name)
+            places.extend(own)
+            if not own:
+                places.extend(self._catch_all(branch, member, name))
+        return self._node_of(places)
+
+    def _own_places(self, member: Member, name: str) -> list[Place]:
+        """What `properties` and `patternProperties` of one schema say of a name."""
+        places: list[Place] = []
+        if name in member.schema.get("properties", ()):
+            places.append((*member.place, "properties", name))
+        for pattern in member.schema.get("patternProperties", ()):
+            place = (*member.place, "patternProperties", pattern)
+            if self._pattern_fits(pattern, place, name):
+                places.append(place)
+        return places
+
+    def _pattern_fits(self, pattern: str, place: Place, name: str) -> bool:
+        form = self._strings.form(pattern, place)
+        return form is None or Automaton(form).matches(name)
+
+    def _catch_all(self, branch: Branch, member: Member, name: str | None) -> list[Place]:
+        """What a schema says of names that it does not speak of otherwise."""
+        if "additionalProperties" in member.schema:
+            return [(*member.place, "additionalProperties")]
+        if "unevaluatedProperties" not in member.schema:
+            return []
+        parts = [part for part in branch if member.place in part.within]
+        if any("additionalProperties" in part.schema for part in parts):
+            return []
+        if name is not None and any(self._own_places(part, name) for part in parts):
+            return []
+        return [(*member.place, "unevaluatedProperties")]
+
+    def _names_form(self, branch: Branch) -> list[Text | Values] | None:
+        """What `propertyNames` allows, as alternatives; None if everything."""
+        places = [(*member.place, "propertyNames") for member in branch if "propertyNames" in member.schema]
+        if not places:
+            return None
+        allowed: list[Text | Values] = []
+        for part in self._branches.of(places):
+            _refuse_not(part, self._complaints)
+            text = self._strings.text(part)
+            types = [member.schema["type"] for member in part if "type" in member.schema]
+            if text is None or any("string" not in types_ for types_ in types):
+                continue
+            values = narrowed(part, [text], ["string"], self._complaints)
+            allowed.append(text if values is None else values)
+        return allowed
+
+    def _others(
+        self, branch: Branch, names: Sequence[str], names_form: list[Text | Values] | None
+    ) -> tuple[tuple[Node | None, NodeId], ...]:
+        """Properties beyond the declared ones."""
+        patterns = {
+            pattern: (*member.place, "patternProperties", pattern)
+            for member in branch
+            for pattern in member.schema.get("patternProperties", ())
+        }
+        if patterns:
+            if names_form is not None:
+                return ()
+            return self._patterned(branch, names, patterns)
+        places = [place for member in branch for place in self._catch_all(branch, member, None)]
+        if not places and any("properties" in member.schema for member in branch):
+            return ()
+        form = _other_names(names, names_form)
+        if form == NOTHING:
+            return ()
+        return ((form, self._node_of(places)),)
+
+    def _patterned(
+        self, branch: Branch, names: Sequence[str], patterns: Mapping[str, Place]
+    ) -> tuple[tuple[Node | None, NodeId], ...]:
+        """Names of the patterns that no declared name matches; where two may match, what both say must hold."""
+        forms = {pattern: self._strings.form(pattern, place) for pattern, place in patterns.items()}
+        others: list[tuple[Node | None, NodeId]] = []
+        for pattern, form in forms.items():
+            if form == NOTHING or any(self._pattern_fits(pattern, patterns[pattern], name) for name in names):
+                continue
+            together = [other for other in forms if other == pattern or not apart(form, forms[other])]
+            places: list[Place] = []
+            for member in branch:
+                own = [other for other in together if other in member.schema.get("patternProperties", ())]
+                places.extend((*member.place, "patternProperties", other) for other in own)
+                if pattern not in own:
+                    places.extend(self._catch_all(branch, member, None))
+            others.append((form if form is not None or not names else excluding(names), self._node_of(places)))
+        return tuple(others)
+
+    def _bounds(self, branch: Branch) -> tuple[int, int | None]:
+        low = max((int(member.schema.get("minProperties", 0)) for member in branch), default=0)
+        highs = [int(member.schema["maxProperties"]) for member in branch if "maxProperties" in member.schema]
+        return low, min([*highs, MAX_REPEAT]) if highs else None
+
+    def _countable(
+        self,
+        branch: Branch,
+        low: int,
+        required: frozenset[str],
+        named: Mapping[str, NodeId],
+        others: tuple[tuple[Node | None, NodeId], ...],
+    ) -> tuple[int, tuple[tuple[Node | None, NodeId], ...]]:
+        """Others could come twice and be counted twice: with a minimum above 1 none are allowed."""
+        if low <= len(required):
+            return 0, others
+        if low <= 1 or not others:
+            return low, others
+        if low <= len(named):
+            return low, ()
+        place = next(member.place for member in branch if int(member.schema.get("minProperties", 0)) == low)
+        self._complaints.unenforced((*place, "minProperties"), "`minProperties` above the number of named properties")
+        return 1, others
+
+
+def _refuse_not(branch: Branch, complaints: Complaints) -> None:
+    for member in branch:
+        for keyword in ("not", "if", "$dynamicRef", "$recursiveRef"):
+            if keyword in member.schema:
+                complaints.unenforced((*member.place, keyword), f"`{keyword}`")
+
+
+def _allowed(names_form: list[Text | Values] | None, name: str) -> bool:
+    if names_form is None:
+        return True
+    return any(
+        name in form.values
+        if isinstance(form, Values)
+        else len(name) >= form.low
+        and (form.high is None or len(name) <= form.high)
+        and (form.form is None or Automaton(form.form).matches(name))
+        for form in names_form
+    )
+
+
+def _other_names(names: Sequence[str], names_form: list[Text | Values] | None) -> Node | None:
+    """The form of names that are not declared; NOTHING if there are none, or none that can be told apart."""
+    if names_form is None:
+        if not names:
+            return None
+        if sum(map(len, names)) > _MAX_EXCLUDED_CHARACTERS or max(map(len, names)) > _MAX_EXCLUDED_NAME:
+            return NOTHING
+        return excluding(names)
+    forms = [_name_form(form, names) for form in names_form]
+    kept = [form for form in forms if form != NOTHING]
+    return kept[0] if len(kept) == 1 else Alternation(tuple(kept))
+
+
+def _name_form(form: Text | Values, names: Iterable[str]) -> Node:
+    if isinstance(form, Values):
+        texts = [Concat(tuple(map(char, value))) for value in form.values if value not in names]
+        return Alternation(tuple(text for text in texts if only(text, JSON_RANGES) != NOTHING))
+    tree = form.form if form.form is not None else Repeat(Chars(JSON_RANGES), form.low, form.high)
+    automaton = Automaton(tree)
+    return NOTHING if any(automaton.matches(name) for name in names) else tree
+
+
+def _sealed(branch: Branch, names: Sequence[str]) -> frozenset[str] | None:
+    if any(member.schema.get("patternProperties") for member in branch):
+        return None
+    refusing = any(member.schema.get("additionalProperties") is False for member in branch)
+    return frozenset(names) if refusing else None
+
+
+def apart(first: Node | None, second: Node | None) -> bool:
+    """Whether no text matches both, as far as their first characters tell."""
+    if first is None or second is None:
+        return False
+    for one, other in zip(_beginning(first), _beginning(second), strict=False):
+        if not any(low <= high2 and low2 <= high for low, high in one.ranges for low2, high2 in other.ranges):
+            return True
+    return False
+
+
+def _beginning(tree: Node) -> list[Chars]:
+    """Sets of the first characters, as far as they are single sets in a row."""
+    found: list[Chars] = []
+    for item in tree.items if isinstance(tree, Concat) else (tree,):
+        if not isinstance(item, Chars):
+            break
+        found.append(item)
+    return found
