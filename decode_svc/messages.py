@@ -39,6 +39,8 @@ class FirstArrived:
 
     transfer_id: int
     tokens: Sequence[tuple[int, SampledToken]]
+    #: Prompt tokens that the prefill worker did not have to compute.
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,7 +333,7 @@ def _from_first(first: pb.First) -> FirstArrived:
     tokens = [
         (t.choice, sampled_from_proto(t.token_id, t.logprobs if t.HasField("logprobs") else None)) for t in first.tokens
     ]
-    return FirstArrived(first.transfer_id, tokens)
+    return FirstArrived(first.transfer_id, tokens, first.cached_tokens)
 
 
 def _from_prompt_logprobs(scores: pb.PromptLogprobs) -> PromptLogprobsArrived:

@@ -121,8 +121,8 @@ class DecodeEngine:
                 self._cancel((request_id, attempt), choice)
             case StreamGone(stream):
                 self._stream_gone(stream)
-            case FirstArrived(transfer_id, tokens):
-                self._first_arrived(transfer_id, tokens)
+            case FirstArrived():
+                self._first_arrived(command)
             case PromptLogprobsArrived(transfer_id, first_position, entries):
                 self._scores_arrived(transfer_id, first_position, entries)
             case PrefillProgressed(transfer_id):
@@ -187,15 +187,18 @@ class DecodeEngine:
         if job is not None and not self._tell_scores(job, first_position, entries):
             self._remote.abandon(job, failed=True, tell=True)
 
-    def _first_arrived(self, transfer_id: int, tokens: Seq[tuple[int, SampledToken]]) -> None:
-        if (job := self._remote.hear(transfer_id)) is None:
+    def _first_arrived(self, first: FirstArrived) -> None:
+        if (job := self._remote.hear(first.transfer_id)) is None:
             return
-        by_choice = dict(tokens)
+        by_choice = dict(first.tokens)
         drawn = [(choice, by_choice[choice.index]) for choice in job.fresh_choices if choice.index in by_choice]
         if job.wants_scores or not all(self._is_possible(choice, token.token_id) for choice, token in drawn):
             # Nothing that comes of it can be trusted.
             self._remote.abandon(job, failed=True, tell=True)
             return
+        # Its last word says the same, but a stop string may end the request before that comes.
+        job.timings.prefill_cached_tokens = first.cached_tokens
+        job.timings.computed_tokens = len(job.request.prompt_ids) - first.cached_tokens
         for choice, token in drawn:
             self._append(choice, token)
 

@@ -66,6 +66,8 @@ class FirstTokens:
     peer: str
     transfer_id: int
     tokens: Sequence[tuple[int, SampledToken]]
+    #: Prompt tokens that were found in the prefix cache.
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,4 +306,4 @@ def _to_first(output: FirstTokens) -> pb.First:
         )
         for choice, token in output.tokens
     ]
-    return pb.First(transfer_id=output.transfer_id, tokens=tokens)
+    return pb.First(transfer_id=output.transfer_id, tokens=tokens, cached_tokens=output.cached_tokens)

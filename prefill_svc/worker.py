@@ -276,7 +276,7 @@ class PrefillEngine:
         sampled = iter(self._sampler.sample(logits[[index for index, _ in rows]], [row for _, row in rows]))
         for job in jobs:
             tokens = [(choice, next(sampled)) for choice in job.request.first_choices]
-            self._outputs.append(FirstTokens(job.request.peer, job.request.transfer_id, tokens))
+            self._outputs.append(FirstTokens(job.request.peer, job.request.transfer_id, tokens, job.table.num_cached))
 
     def _advance(self, chunk: Chunk) -> None:
         job = chunk.job

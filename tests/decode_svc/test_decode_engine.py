@@ -8,7 +8,7 @@ from common.sampling import FinishReason, SamplingParams
 from decode_svc.messages import Cancel, FirstArrived, PrefillProgressed, RejectedOut, ShortageOut, StreamGone
 from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget
 from tests.decode_svc.harness import DecodeHarness, Remote, Told
-from tests.factories.engines import VOCAB, next_token, reference
+from tests.factories.engines import VOCAB, first_tokens, next_token, reference
 
 LONG = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 P1, P2 = PrefillTarget("p1", "p1:1"), PrefillTarget("p2", "p2:1")
@@ -174,6 +174,22 @@ class TestRemotePrefill:
         assert (timings.transfer_messages, timings.transfer_bytes) == (9, 9 * 64)
         # Only what was decoded: the last output token is never computed.
         assert [len(c.token_ids) for call in harness.runner.calls for c in call] == [1] * (len(told.tokens[0]) - 1)
+
+    def test_figures_of_a_request_that_ends_with_its_first_token(self) -> None:
+        """Its stop string is met while the KV still travels: the prefill worker's last word comes too late."""
+        harness = DecodeHarness(peers=["p1:1"])
+        told = harness.submit(request(length=17, prefill_targets=(P1,)))
+        harness.step()
+        run = only_remote(harness).run
+        tokens = first_tokens(run.prompt_ids, run.params, run.first_choices)
+        harness.engine.handle(FirstArrived(run.transfer_id, tokens, cached_tokens=4))
+        told.cancelled_choices.add(0)
+        harness.engine.handle(Cancel(told.request.request_id, told.request.attempt, choice=0))
+        harness.send_terminal(only_remote(harness), ok=False)
+        harness.finish()
+        assert told.finished is not None and told.finished.outcome is Outcome.OK
+        timings = told.finished.timings
+        assert (timings.prefill_cached_tokens, timings.computed_tokens) == (4, 13)
 
     @pytest.mark.parametrize(("pending", "remote"), [(8, False), (9, True)])
     def test_short_prompts_stay_here(self, pending: int, remote: bool) -> None:

@@ -98,12 +98,14 @@ class Credit(_message.Message):
     def __init__(self, grants: _Optional[_Iterable[_Union[_transport_pb2.SlotGrant, _Mapping]]] = ...) -> None: ...
 
 class First(_message.Message):
-    __slots__ = ("transfer_id", "tokens")
+    __slots__ = ("transfer_id", "tokens", "cached_tokens")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
-    def __init__(self, transfer_id: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, transfer_id: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("choice", "token_id", "logprobs")
