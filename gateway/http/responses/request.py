@@ -21,7 +21,7 @@ from gateway.http.responses.output import Output
 from gateway.http.responses.refused import check_fields
 from gateway.http.responses.schemas import ResponseBody
 from gateway.http.responses.store import ResponseStore, find
-from gateway.http.responses.structure import grammar_of, text_json
+from gateway.http.responses.structure import grammar_of_body, text_json
 from gateway.http.responses.tools import ToolUse, tool_json, tool_use
 from gateway.http.responses.writer import Keeping, ResponseHead, ResponseWriter
 from gateway.options import GenerationOptions
@@ -131,7 +131,7 @@ def _variables(body: ResponseBody) -> dict[str, Any]:
 def _options(body: ResponseBody) -> GenerationOptions:
     wanted = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     options = options_of(body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if wanted else None)
-    return replace(options, grammar=grammar_of(body.text))
+    return replace(options, grammar=grammar_of_body(body))
 
 
 def _logprobs(tokenizer: Tokenizer, tokens: Sequence[TextToken]) -> list[Json]:

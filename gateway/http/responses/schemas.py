@@ -108,3 +108,8 @@ class ResponseBody(GenerationBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None

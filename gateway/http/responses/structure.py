@@ -1,16 +1,54 @@
-"""`text.format`: what the answer must match, and how that is shown again."""
+"""`text.format` and vLLM's fields: what the answer must match, and how that is shown again."""
+
+import re
 
 from common.errors import InvalidRequest
 from common.sampling import GrammarSpec
 from gateway.http.formats import Json
-from gateway.http.responses.schemas import TextConfig
+from gateway.http.responses.schemas import ResponseBody, TextConfig, TextFormat
+from gateway.http.structured_fields import grammar_of_fields
+from gateway.structured.output import OutputKind, StructuredOutput, grammar_of
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FIELD = "text.format"
 
 
-def grammar_of(text: TextConfig | None) -> GrammarSpec | None:
-    """None: any text. Raises InvalidRequest naming `text.format…`."""
-    if text is None or text.format is None or text.format.type == "text":
-        return None
-    raise InvalidRequest("text.format is not supported", field="text.format", code="unsupported_parameter")
+def grammar_of_body(body: ResponseBody) -> GrammarSpec | None:
+    """None: any text. Raises InvalidRequest naming the field."""
+    others = grammar_of_fields(
+        structured_outputs=body.structured_outputs,
+        guided={
+            "json": body.guided_json,
+            "regex": body.guided_regex,
+            "choice": body.guided_choice,
+            "grammar": body.guided_grammar,
+        },
+    )
+    output = None if body.text is None or body.text.format is None else _output(body.text.format)
+    if output is None:
+        return others
+    if others is not None:
+        raise InvalidRequest(f"{_FIELD}: only one constraint on the output can be given", field=_FIELD)
+    return grammar_of(output, field=f"{_FIELD}.schema" if output.kind is OutputKind.JSON_SCHEMA else _FIELD)
+
+
+def _output(format_: TextFormat) -> StructuredOutput | None:
+    match format_.type:
+        case "text":
+            return None
+        case "json_object":
+            return StructuredOutput(OutputKind.JSON_OBJECT)
+        case "json_schema":
+            return _schema(format_)
+    raise InvalidRequest(f"{_FIELD}.type must be text, json_object or json_schema", field=f"{_FIELD}.type")
+
+
+def _schema(format_: TextFormat) -> StructuredOutput:
+    if not _NAME.fullmatch(format_.name or ""):
+        raise InvalidRequest(f"{_FIELD}.name must be 1 to 64 letters, digits, _ or -", field=f"{_FIELD}.name")
+    if format_.schema_ is None:
+        raise InvalidRequest(f"{_FIELD}.schema is missing", field=f"{_FIELD}.schema")
+    return StructuredOutput(OutputKind.JSON_SCHEMA, format_.schema_, strict=bool(format_.strict))
 
 
 def text_json(text: TextConfig | None) -> Json:
@@ -22,6 +60,6 @@ def text_json(text: TextConfig | None) -> Json:
                 "name": text.format.name,
                 "description": text.format.description,
                 "schema": text.format.schema_,
-                "strict": text.format.strict,
+                "strict": bool(text.format.strict),
             }
     return {"format": format_}

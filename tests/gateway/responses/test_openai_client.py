@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import Response
+from pydantic import BaseModel
 
 from gateway.http.responses.memory_store import MemoryStore
 from gateway.http.responses.store import ResponseStore
@@ -115,3 +116,19 @@ async def test_input_tokens_are_counted_without_an_answer(
     counted = await client.responses.input_tokens.count(model="tiny", input="hi", instructions="Be brief.")
     assert counted.input_tokens == len(rendered(model, ("system", "Be brief."), ("user", "hi")))
     assert dispatcher.requests == []
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+async def test_answers_as_models(client: openai.AsyncOpenAI, dispatcher: FakeDispatcher, model: ServingModel) -> None:
+    """`responses.parse` and the stream helper with a class as the format."""
+    dispatcher.script_for = answers(model.tokenizer, '{"name": "Ulm", "people": 3}')
+    parsed = await client.responses.parse(model="tiny", input="hi", text_format=City)
+    assert parsed.output_parsed == City(name="Ulm", people=3)
+    async with client.responses.stream(model="tiny", input="hi", text_format=City) as stream:
+        final = await stream.get_final_response()
+    assert final.output_parsed == City(name="Ulm", people=3)
+    assert all(request.params.grammar is not None for request in dispatcher.requests)

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
+from gateway.http.structured_fields import grammar_of_fields
 from gateway.serving import ServingModel
 from tests.gateway.edges import running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, answers
@@ -164,7 +165,7 @@ async def test_accepted(client: httpx.AsyncClient, body: dict[str, Any]) -> None
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"n": 2}, "n"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL, {"type": "file_search", "vector_store_ids": []}]}, "tools[1].type"),
@@ -261,3 +262,52 @@ async def test_openapi_document_describes_the_body(client: httpx.AsyncClient) ->
     document = (await client.get("/openapi.json")).json()
     schema = document["paths"][URL]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"input", "previous_response_id", "tools"} <= schema["properties"].keys()
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "as_chat"),
+    [
+        ({"text": {"format": {"type": "text"}}}, {}),
+        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+        ),
+        ({"structured_outputs": {"regex": "[ab]+"}}, {"structured_outputs": {"regex": "[ab]+"}}),
+        ({"guided_choice": ["a", "b"]}, {"guided": {"choice": ["a", "b"]}}),
+    ],
+)
+async def test_what_the_answer_must_match(
+    client: httpx.AsyncClient, dispatcher: FakeDispatcher, body: dict[str, Any], as_chat: dict[str, Any]
+) -> None:
+    """The grammar is the one that the shared fields ask for."""
+    reply = await created(client, **body)
+    assert dispatcher.request.params.grammar == grammar_of_fields(**as_chat)
+    if "text" in body:
+        assert reply["text"]["format"].items() >= body["text"]["format"].items()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": SCHEMA}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "text.format"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "guided_regex"),
+        ({"text": {"format": "json"}}, "text.format"),
+    ],
+)
+async def test_constraints_that_are_wrong(client: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
+    response = await client.post(URL, json={"input": "hi"} | body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
