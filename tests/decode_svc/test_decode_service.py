@@ -3,19 +3,21 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from typing import Any, cast
 
 import grpc
 import pytest
 from opentelemetry import trace
 
+from common.engine.grammar import Grammar
 from common.engine.loop import EngineLoop
 from common.pb.tandem.v1 import decode_pb2 as pb
 from common.pb.tandem.v1 import decode_pb2_grpc
 from common.rpc.convert import sampling_to_proto
 from common.rpc.status import FIELD_KEY
-from common.sampling import FinishReason, SampledToken, SamplingParams
+from common.sampling import FinishReason, GrammarSpec, SampledToken, SamplingParams
 from decode_svc.messages import (
     AcceptedOut,
     Cancel,
@@ -47,7 +49,7 @@ class FakePairs:
 
 
 class Worker:
-    def __init__(self) -> None:
+    def __init__(self, compile_grammar: Callable[[GrammarSpec], "Future[Grammar]"] = no_grammar) -> None:
         self.posts = Posts()
         self.pairs = FakePairs()
         self.servicer = DecodeServicer(
@@ -56,7 +58,7 @@ class Worker:
             manifest=make_manifest(),
             pairs=cast(Any, self.pairs),
             post=self.posts,
-            compile_grammar=no_grammar,
+            compile_grammar=compile_grammar,
             tracer=trace.NoOpTracer(),
         )
         self.address = ""

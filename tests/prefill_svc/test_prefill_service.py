@@ -1,7 +1,8 @@
 """The prefill worker's gRPC face, over real gRPC, with no engine behind it."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from typing import Any, cast
 
 import grpc
@@ -11,6 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from common.engine.grammar import Grammar
 from common.pb.tandem.v1 import prefill_pb2 as pb
 from common.pb.tandem.v1 import prefill_pb2_grpc
 from common.pb.tandem.v1.transport_pb2 import SlotGrant as SlotGrantMessage
@@ -30,7 +32,7 @@ PARAMS = SamplingParams(temperature=0.5, seed=2**63 + 1, logit_bias={3: -1.0}, l
 
 
 class Worker:
-    def __init__(self, **manifest: Any) -> None:
+    def __init__(self, load_grammar: Callable[[bytes], "Future[Grammar]"] = no_grammar, **manifest: Any) -> None:
         self.posts = Posts()
         self.transfer = FakePairing("prefill-agent")
         self.servicer = PrefillServicer(
@@ -39,7 +41,7 @@ class Worker:
             manifest=make_manifest(**manifest),
             transfer=cast(Any, self.transfer),
             post=self.posts,
-            load_grammar=no_grammar,
+            load_grammar=load_grammar,
             tracer=trace.NoOpTracer(),
         )
         self.address = ""
