@@ -229,7 +229,12 @@ class Gateway:
         self._http_task = spawn(self._http.serve(sockets=[listener]), "http", self._fatal.report)
         _log.info(
             "gateway listening",
-            extra={"http": str(self.http_address), "grpc": str(self.grpc_address), "gateway": self.gateway_id},
+            extra={
+                "http": str(self.http_address),
+                "grpc": str(self.grpc_address),
+                "gateway": self.gateway_id,
+                "api_keys": "required" if keys.required else "none: open to everybody",
+            },
         )
 
     def _on_worker(self, _view: WorkerView) -> None:
