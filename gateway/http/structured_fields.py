@@ -90,9 +90,7 @@ def _from_response_format(format_: Mapping[str, Any]) -> list[_Asked]:
             )
     if not format_:
         return []
-    raise InvalidRequest(
-        "response_format.type must be text, json_object or json_schema", field="response_format.type"
-    )
+    raise InvalidRequest("response_format.type must be text, json_object or json_schema", field="response_format.type")
 
 
 def _from_named_schema(named: Any, field: str) -> _Asked:

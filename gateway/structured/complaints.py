@@ -23,10 +23,8 @@ class Complaints:
 
     def wrong(self, place: Place, words: str) -> InvalidRequest:
         """To raise for what is wrong in any mode."""
-        where = pointer(place)
-        return InvalidRequest(
-            f"{self.field}: {where}: {words}" if where else f"{self.field}: {words}", field=self.field
-        )
+        where = f"{pointer(place)}: " if place else ""
+        return InvalidRequest(f"{self.field}: {where}{words}", field=self.field)
 
     def unenforced(self, place: Place, words: str) -> None:
         """A feature that no grammar is made of. Raises InvalidRequest if strict."""

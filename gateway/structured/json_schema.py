@@ -1,4 +1,4 @@
-"""From a client's JSON schema to one that workers enforce as it stands. Knows no grammar and no other kind of output."""
+"""From a client's JSON schema to one that workers enforce as it stands. Knows no other kind of output."""
 
 import json
 from typing import Any

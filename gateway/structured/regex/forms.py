@@ -41,8 +41,8 @@ def only(tree: Node, ranges: Ranges) -> Node:
     """What of it can be matched by text of these characters; NOTHING if no text can."""
     match tree:
         case Chars():
-            kept = intersection(tree.ranges, ranges)
-            return Chars(kept) if kept else NOTHING
+            shared = intersection(tree.ranges, ranges)
+            return Chars(shared) if shared else NOTHING
         case Concat():
             return sequence([only(item, ranges) for item in tree.items])
         case Alternation():
@@ -97,7 +97,7 @@ def with_lengths(tree: Node, low: int, high: int | None) -> Node | None:
     shortest, longest = lengths(tree)
     if shortest >= low and (high is None or (longest is not None and longest <= high)):
         return tree
-    items = list(tree.items) if isinstance(tree, Concat) else [tree]
+    items: list[Node] = list(tree.items) if isinstance(tree, Concat) else [tree]
     loose = [index for index, item in enumerate(items) if lengths(item)[0] != lengths(item)[1]]
     if len(loose) != 1:
         return None
@@ -120,9 +120,7 @@ def render(tree: Node) -> str:
         case Chars():
             return _set(tree.ranges)
         case Concat():
-            return "".join(
-                f"({render(item)})" if isinstance(item, Alternation) else render(item) for item in tree.items
-            )
+            return "".join(map(_grouped, tree.items))
         case Alternation():
             return "|".join(render(option) for option in tree.options)
         case Repeat():
@@ -130,6 +128,10 @@ def render(tree: Node) -> str:
             return (inner if isinstance(tree.item, Chars) else f"({inner})") + _count(tree.low, tree.high)
         case Anchor():
             raise AssertionError("anchors are resolved before an expression is written")
+
+
+def _grouped(item: Node) -> str:
+    return f"({render(item)})" if isinstance(item, Alternation) else render(item)
 
 
 def excluding(names: Iterable[str]) -> Node:

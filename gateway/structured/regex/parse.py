@@ -22,8 +22,20 @@ _WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE = ((0x09, 0x0D), (0x20, 0x20))
 #: What either dialect calls white space; `\S` must not match any of it.
 _ANY_SPACE = union(
-    [(0x09, 0x0D), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)]
-    + [(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+    (ord(low), ord(high))
+    for low, high in (
+        ("\t", "\r"),
+        ("\x1c", " "),
+        ("\x85", "\x85"),
+        ("\xa0", "\xa0"),
+        ("\u1680", "\u1680"),
+        ("\u2000", "\u200a"),
+        ("\u2028", "\u2029"),
+        ("\u202f", "\u202f"),
+        ("\u205f", "\u205f"),
+        ("\u3000", "\u3000"),
+        ("\ufeff", "\ufeff"),
+    )
 )
 _SETS: dict[str, Ranges] = {
     "d": _DIGITS,

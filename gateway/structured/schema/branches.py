@@ -41,6 +41,8 @@ class Branches:
         self._document = document
         self._complaints = complaints
         self._steps = 0
+        #: Places of schemas without their `oneOf`, and those of the schemas.
+        self._bare: dict[Place, Place] = {}
         #: Every `oneOf` met: the schema's place and how many branches it has.
         self.one_ofs: dict[Place, int] = {}
 
@@ -74,11 +76,10 @@ class Branches:
             seen.add(place)
 
     def without_one_of(self, place: Place) -> Place:
-        """A place for the schema at `place` without its `oneOf`."""
+        """A place that stands for the schema at `place` without its `oneOf`."""
         bare = (*place, "oneOf", "-")
-        schema = self._document.schema(place)
-        assert not isinstance(schema, bool)
-        self._document.add(bare, {keyword: value for keyword, value in schema.items() if keyword != "oneOf"})
+        self._bare[bare] = place
+        self._document.add(bare, self._document.schema(place))
         return bare
 
     def _step(self, state: _State) -> list[_State]:
@@ -89,6 +90,9 @@ class Branches:
         if place in around:
             raise self._complaints.wrong(place, "refers to itself, with nothing between")
         schema = self._document.schema(place)
+        if place in self._bare and not isinstance(schema, bool):
+            place = self._bare[place]
+            schema = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
         if schema is False:
             return []
         if schema is True or any(member.place == place for member in state.members):

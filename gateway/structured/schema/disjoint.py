@@ -1,6 +1,7 @@
 """Whether the branches of a `oneOf` exclude each other, as far as it can be seen. "No" may mean "not to be seen"."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from gateway.structured.json_values import equal
 from gateway.structured.limits import MAX_REPEAT
@@ -62,7 +63,7 @@ def _apart(entries: Sequence[Entry], first: Alternative, second: Alternative, de
     return True
 
 
-def _may_be(alternative: Alternative, value: object) -> bool:
+def _may_be(alternative: Alternative, value: Any) -> bool:
     match alternative:
         case Constant():
             return value is None if alternative.type == "null" else isinstance(value, bool)

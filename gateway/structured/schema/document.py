@@ -65,7 +65,8 @@ class Document:
 
     def _at(self, place: Place, fragment: str) -> Place:
         """Follows a JSON pointer; what it leads to is checked as a schema if it was not one so far."""
-        value, found = self._root, ()
+        value: Any = self._root
+        found: Place = ()
         for part in fragment.split("/")[1:]:
             key: str | int = part.replace("~1", "/").replace("~0", "~")
             if isinstance(value, list) and str(key).isdecimal() and len(str(key)) < 10 and int(key) < len(value):
@@ -150,11 +151,8 @@ def _fits(value: Any, shape: Shape) -> bool:
         case Shape.COUNT:
             return _is_number(value) and value >= 0 and value == int(value)
         case Shape.TYPES:
-            return (
-                value in TYPES
-                if isinstance(value, str)
-                else _are_names(value) and value != [] and set(value) <= set(TYPES)
-            )
+            names = [value] if isinstance(value, str) else value
+            return _are_names(names) and names != [] and set(names) <= set(TYPES)
         case Shape.NAMES:
             return _are_names(value)
         case Shape.NAME_LISTS:

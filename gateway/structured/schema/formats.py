@@ -1,4 +1,4 @@
-"""Values of `format` as regular expressions. What matches is valid (hostnames: but for lengths); not all that is valid matches."""
+"""Values of `format` as regular expressions: what matches is valid, but not all that is valid matches."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ _IPV6 = "|".join(
     + [rf"{_HEX}(:{_HEX}){{{n - 1}}}::({_HEX}(:{_HEX}){{0,{6 - n}}})?" for n in range(1, 7)]
     + [rf"({_HEX}:){{7}}:"]
 )
-#: Labels may be longer than 63 characters: counting them takes the compiler seconds.
+#: Labels may be longer than the 63 characters of `hostname`: counting them takes the compiler seconds.
 _LABEL = r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*"
 _HOST = rf"{_LABEL}(\.{_LABEL})*"
 _UNIT = r"\d{1,9}"
@@ -44,6 +44,9 @@ FORMATS: Mapping[str, str] = {
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:({_AUTHORITY}|[A-Za-z0-9]{_URI_TAIL})",
     "json-pointer": r"(/([^/~]|~[01])*)*",
 }
+
+#: Of these, what matches need not be valid.
+APPROXIMATE = frozenset({"hostname"})
 
 
 def format_tree(name: str) -> Node | None:

@@ -114,9 +114,8 @@ def _real(low: _Bound | None, high: _Bound | None, complaints: Complaints) -> Nu
     if high is not None and high.value < -MAX_MAGNITUDE:
         complaints.unenforced(high.place, "a bound beyond 2^53")
         high = None
-    if low is not None and high is not None:
-        if low.value > high.value or (low.value == high.value and (low.exclusive or high.exclusive)):
-            return None
+    if low is not None and high is not None and _crossed(low, high):
+        return None
     least = None if low is None else max(_on_grid(low, up=True), Fraction(-MAX_MAGNITUDE))
     most = None if high is None else min(_on_grid(high, up=False), Fraction(MAX_MAGNITUDE))
     above_low = low is not None and low.exclusive and least == low.value
@@ -128,6 +127,10 @@ def _real(low: _Bound | None, high: _Bound | None, complaints: Complaints) -> Nu
         if above_low and below_high and most - least <= step:
             raise complaints.wrong(low.place, f"no number of at most {_DECIMALS} decimals is within the bounds")
     return Number(False, _plain(least), _plain(most), above_low, below_high)
+
+
+def _crossed(low: _Bound, high: _Bound) -> bool:
+    return low.value > high.value or (low.value == high.value and (low.exclusive or high.exclusive))
 
 
 def _on_grid(bound: _Bound, *, up: bool) -> Fraction:

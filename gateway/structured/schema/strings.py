@@ -10,7 +10,7 @@ from gateway.structured.regex.parse import RegexError, parse_regex
 from gateway.structured.regex.tree import ANYTHING, NOTHING, Node
 from gateway.structured.schema.alternatives import Text
 from gateway.structured.schema.branches import Branch
-from gateway.structured.schema.formats import format_tree
+from gateway.structured.schema.formats import APPROXIMATE, format_tree
 
 
 class Strings:
@@ -86,7 +86,7 @@ class Strings:
         if keyword == "pattern":
             return self.form(schema[keyword], place)
         form = self._format(schema[keyword])
-        if form is None:
+        if form is None or schema[keyword] in APPROXIMATE:
             self._complaints.unenforced(place, f"`format` {schema[keyword]!r:.60}")
         return form
 

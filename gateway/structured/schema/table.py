@@ -1,4 +1,4 @@
-"""All places of a schema as alternatives: made one after the other, without recursion, and cleared of the impossible."""
+"""All places of a schema as alternatives: made one after the other, then cleared of the impossible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

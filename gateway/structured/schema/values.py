@@ -31,9 +31,9 @@ def narrowed(
     for value in candidates:
         if any(equal(value, other) for other in kept):
             continue
-        if all(any(equal(value, other) for other in values) for _, values in lists) and _type_of(value, types):
-            if _passes(value, alternatives) and _sayable(value, place, complaints):
-                kept.append(value)
+        listed = all(any(equal(value, other) for other in values) for _, values in lists)
+        if listed and _type_of(value, types) and _passes(value, alternatives) and _sayable(value, place, complaints):
+            kept.append(value)
     return Values(tuple(kept))
 
 
@@ -42,7 +42,9 @@ def _type_of(value: Any, types: Sequence[str]) -> bool:
         return ("null" if value is None else "boolean") in types
     if isinstance(value, int | float):
         return "number" in types or ("integer" in types and exact(value).denominator == 1)
-    return {str: "string", list: "array", dict: "object"}[type(value)] in types
+    if isinstance(value, str):
+        return "string" in types
+    return ("array" if isinstance(value, list) else "object") in types
 
 
 def _passes(value: Any, alternatives: Sequence[Alternative]) -> bool:
