@@ -16,6 +16,7 @@ from gateway.chat.request import ChatInput, Tool
 from gateway.chat.structure import either, node_of, structural_tag
 from gateway.chat.tools.check import ToolUse, check_tools
 from gateway.chat.tools.format import ToolFormat
+from gateway.chat.tools.schemas import held_tools
 from gateway.generation import ServingLimits
 from gateway.options import GenerationOptions
 from gateway.prompts import render_chat
@@ -58,7 +59,7 @@ async def prepare_chat(
     prepared = prepare(
         request_id,
         prompt.ids,
-        replace(options, grammar=_grammar(model, options.grammar, use, thinking, fields)),
+        replace(options, grammar=_grammar(model, chat.tools, options.grammar, use, thinking, fields)),
         model.defaults,
         limits,
         prompt_field=fields.messages,
@@ -81,18 +82,24 @@ def _thinking(chat: ChatInput, prompt: ChatPrompt) -> Thinking:
 
 
 def _grammar(
-    model: ServingModel, asked: GrammarSpec | None, use: ToolUse, thinking: Thinking, fields: ChatFields
+    model: ServingModel,
+    tools: Sequence[Tool],
+    asked: GrammarSpec | None,
+    use: ToolUse,
+    thinking: Thinking,
+    fields: ChatFields,
 ) -> GrammarSpec | None:
     """What holds the answer: calls where they are forced, else what was asked for, or calls instead of it."""
     format_ = model.tool_format if use.tools else None
+    held = held_tools(tools, use, fields) if use.tools else []
     if asked is None and not use.required:
-        strict = format_ is not None and any(tool.strict for tool in use.callable)
-        return _free_text(model.tokenizer, format_, use) if format_ is not None and strict else None
+        strict = any(tool.strict for tool in held)
+        return _free_text(model.tokenizer, format_, held, use) if format_ is not None and strict else None
     if thinking is not Thinking.CLOSED and _special_ids(model.tokenizer, [reasoning.END]):
         thinking = _without_thoughts(thinking, "tool_choice" if use.required else fields.grammar)
     nodes = [] if asked is None or use.required else [node_of(asked)]
     if format_ is not None:
-        nodes.append(format_.calls(use.callable, parallel=use.parallel))
+        nodes.append(format_.calls(held, parallel=use.parallel))
     elif thinking is Thinking.CLOSED:
         return asked
     return structural_tag(behind_thoughts(nodes[0] if len(nodes) == 1 else either(*nodes), thinking))
@@ -106,19 +113,14 @@ def _without_thoughts(thinking: Thinking, field: str) -> Thinking:
     return Thinking.CLOSED
 
 
-def _free_text(tokenizer: Tokenizer, format_: ToolFormat, use: ToolUse) -> GrammarSpec | None:
+def _free_text(tokenizer: Tokenizer, format_: ToolFormat, held: Sequence[Tool], use: ToolUse) -> GrammarSpec | None:
     """Words and thoughts as the model likes; functions that are strict are held to their schemas.
 
     Where calls begin with a special token they cannot be held without being forbidden: grammars are about text.
     """
     if format_.begin and _special_ids(tokenizer, [format_.begin]):
         return None
-    return structural_tag(format_.text_and_calls(_held(use.callable), parallel=use.parallel))
-
-
-def _held(tools: Sequence[Tool]) -> list[Tool]:
-    """Arguments of functions that are not strict may be any object."""
-    return [tool if tool.strict else replace(tool, parameters=None) for tool in tools]
+    return structural_tag(format_.text_and_calls(held, parallel=use.parallel))
 
 
 def _special_ids(tokenizer: Tokenizer, marks: Sequence[str]) -> frozenset[int]:

@@ -11,13 +11,10 @@ from common.sampling import GrammarKind, GrammarSpec
 
 Node = dict[str, Any]
 
-#: A model that drifts into blanks between two values of a JSON text is brought back after so many.
-_MAX_BLANKS = 64
 
-
-def schema(json_schema: Mapping[str, Any] | bool) -> Node:
-    """JSON text that fits the schema."""
-    return {"type": "json_schema", "json_schema": json_schema, "max_whitespace_cnt": _MAX_BLANKS}
+def schema(json_schema: Mapping[str, Any] | None) -> Node:
+    """JSON text that fits the schema; None: any object."""
+    return {"type": "json_schema", "json_schema": {"type": "object"} if json_schema is None else json_schema}
 
 
 def const(text: str) -> Node:

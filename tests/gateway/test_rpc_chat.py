@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from common.pb.tandem.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
+from common.sampling import GrammarKind
 from gateway.http.chat_input import chat_input
 from gateway.http.schemas import ChatCompletionBody
 from gateway.rpc.chat import chat_from_proto
@@ -144,6 +145,17 @@ async def test_options_reach_the_dispatcher(stub: inference_pb2_grpc.InferenceSt
     assert dispatcher.request.priority == -3
     grammar = dispatcher.request.params.grammar
     assert grammar is not None and json.loads(grammar.source)["type"] == "structural_tag"
+
+
+async def test_structured_output(stub: inference_pb2_grpc.InferenceStub, dispatcher: FakeDispatcher) -> None:
+    output = inference_pb2.StructuredOutput(regex="[ab]+")
+    request = chat(
+        options=inference_pb2.GenerationOptions(structured_output=output, max_tokens=4),
+        chat_template_kwargs='{"enable_thinking": false}',
+    )
+    _ = [response async for response in stub.Chat(request)]
+    grammar = dispatcher.request.params.grammar
+    assert grammar is not None and grammar.kind is GrammarKind.REGEX
 
 
 async def test_stop_strings_and_special_tokens_can_be_shown(

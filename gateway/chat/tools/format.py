@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from gateway.chat.parts import AnswerParser
@@ -39,7 +39,10 @@ class ToolFormat(Protocol):
         ...
 
     def calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
-        """Nothing but calls of these functions, one at least, each with arguments that fit its schema."""
+        """Nothing but calls of these functions, one at least, each with arguments that fit its schema.
+
+        Schemas go to the workers as they are.
+        """
         ...
 
     def text_and_calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
@@ -57,11 +60,6 @@ class ToolFormat(Protocol):
 
 def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
-
-
-def arguments_schema(tool: Tool) -> Mapping[str, Any]:
-    """Arguments are an object, whatever else the schema says; without a schema, any object."""
-    return {"type": "object"} | dict(tool.parameters or {})
 
 
 def call_json(name: str, arguments: Any, *, key: str = "arguments") -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.chat.parts import AnswerParser, Part
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node, schema, tag, tags, triggered
-from gateway.chat.tools.format import arguments_schema, call_json, new_call_id
+from gateway.chat.tools.format import call_json, new_call_id
 from gateway.chat.tools.open_call import OpenCall
 from gateway.chat.tools.reader import JsonCall, held_suffix
 from gateway.chat.tools.writer import PartWriter
@@ -47,7 +47,7 @@ class HermesFormat:
 
 def _tag(tool: Tool) -> Node:
     begin = f'{BEGIN}\n{{"name": {json.dumps(tool.name)}, "arguments": '
-    return tag(begin, schema(arguments_schema(tool)), f"}}\n{END}")
+    return tag(begin, schema(tool.parameters), f"}}\n{END}")
 
 
 class HermesParser:

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.chat.parts import AnswerParser, Part
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node, schema, tag, tags, triggered
-from gateway.chat.tools.format import arguments_schema, call_json, new_call_id
+from gateway.chat.tools.format import call_json, new_call_id
 from gateway.chat.tools.open_call import OpenCall
 from gateway.chat.tools.reader import JsonCall, held_suffix
 from gateway.chat.tools.writer import PartWriter
@@ -50,7 +50,7 @@ def _begin(tool: Tool) -> str:
 
 
 def _tag(tool: Tool) -> Node:
-    return tag(_begin(tool), schema(arguments_schema(tool)), "}")
+    return tag(_begin(tool), schema(tool.parameters), "}")
 
 
 class Llama3Parser:

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.chat.parts import AnswerParser, Part
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node, schema, tag, tags, triggered
-from gateway.chat.tools.format import arguments_schema, call_json
+from gateway.chat.tools.format import call_json
 from gateway.chat.tools.open_call import OpenCall
 from gateway.chat.tools.reader import CallReader, JsonCall, NamedCall, held_suffix
 from gateway.chat.tools.writer import PartWriter
@@ -68,13 +68,11 @@ def _new_id() -> str:
 
 
 def _named_tag(tool: Tool) -> Node:
-    return tag(f"{MARK}{tool.name}{ARGS}", schema(arguments_schema(tool)), "")
+    return tag(f"{MARK}{tool.name}{ARGS}", schema(tool.parameters), "")
 
 
 def _list_tag(tools: Sequence[Tool], *, parallel: bool) -> Node:
-    items = [
-        tag(f'{{"name": {json.dumps(tool.name)}, "arguments": ', schema(arguments_schema(tool)), "}") for tool in tools
-    ]
+    items = [tag(f'{{"name": {json.dumps(tool.name)}, "arguments": ', schema(tool.parameters), "}") for tool in tools]
     return tag(f"{MARK}[", tags(items, ", ", one=not parallel), "]")
 
 

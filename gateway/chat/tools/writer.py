@@ -13,7 +13,7 @@ class PartWriter:
         self._new_id = new_id
         self._parallel = parallel
         self._parts: list[Part] = []
-        self._blanks = ""
+        self._blanks: list[str] = []
         self._behind_call = False
         #: Calls begun, those left out included.
         self.num_calls = 0
@@ -22,14 +22,15 @@ class PartWriter:
         if self._behind_call:
             text = text.lstrip()
             self._behind_call = not text
-        text = self._blanks + text
         shown = text.rstrip()
-        self._blanks = text[len(shown) :]
         if shown:
-            self._parts.append(TextPart(shown))
+            self._parts.append(TextPart("".join(self._blanks) + shown))
+            self._blanks.clear()
+        if len(shown) < len(text):
+            self._blanks.append(text[len(shown) :])
 
     def begin_call(self, name: str) -> None:
-        self._blanks = ""
+        self._blanks.clear()
         self._behind_call = True
         self.num_calls += 1
         if self._shows_call:
@@ -47,8 +48,8 @@ class PartWriter:
     def finish(self) -> None:
         """No call follows any more: the blanks are text."""
         if self._blanks:
-            self._parts.append(TextPart(self._blanks))
-            self._blanks = ""
+            self._parts.append(TextPart("".join(self._blanks)))
+            self._blanks.clear()
 
     def take(self) -> list[Part]:
         """Parts since the last time."""

@@ -1,9 +1,10 @@
-"""Walks through grammars with the real xgrammar, over a vocabulary of single bytes."""
+"""Walks through grammars as workers compile them, over a vocabulary of single bytes."""
 
 import random
 
 import xgrammar
 
+from common.engine.grammar.compile_process import compile_source
 from common.sampling import GrammarKind, GrammarSpec
 
 _END = 256
@@ -14,7 +15,7 @@ _COMPILER = xgrammar.GrammarCompiler(_INFO)
 
 def matcher_of(grammar: GrammarSpec | None) -> xgrammar.GrammarMatcher:
     assert grammar is not None and grammar.kind is GrammarKind.STRUCTURAL_TAG
-    return xgrammar.GrammarMatcher(_COMPILER.compile_structural_tag(grammar.source))
+    return xgrammar.GrammarMatcher(compile_source(_COMPILER, grammar.kind, grammar.source))
 
 
 def accepts(grammar: GrammarSpec | None, text: str) -> bool:

@@ -267,6 +267,41 @@ async def test_mistakes_are_named(models: dict[str, ServingModel], options: dict
     assert caught.value.field == field
 
 
+NOT_ENFORCEABLE = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "contentEncoding": "base64", "not": {"const": "x"}}},
+}
+
+
+async def test_strict_schemas_are_enforced_whole_or_refused(models: dict[str, ServingModel]) -> None:
+    for choice in (AUTO, REQUIRED):
+        with pytest.raises(InvalidRequest) as caught:
+            await prepared(models["qwen"], tools=(TOOLS[1], Tool("g", None, NOT_ENFORCEABLE, True)), tool_choice=choice)
+        assert caught.value.field == "tools[1].function.parameters"
+    loose = (Tool("f", None, NOT_ENFORCEABLE),)
+    forced = grammar_of(await prepared(models["qwen"], tools=loose, tool_choice=REQUIRED))
+    assert accepts(forced, WRITTEN["qwen"].format('{"a": "b"}'))
+    assert not accepts(forced, WRITTEN["qwen"].format('{"a": 5}'))
+    assert grammar_of(await prepared(models["qwen"], tools=loose)) is None
+
+
+async def test_schemas_with_definitions_of_the_same_names(models: dict[str, ServingModel]) -> None:
+    """Each function's definitions are its own, recursive ones too."""
+
+    def tree(name: str, kind: str) -> Tool:
+        node = {"type": "object", "properties": {"v": {"type": kind}, "next": {"$ref": "#/$defs/node"}}}
+        return Tool(
+            name, None, {"$defs": {"node": node}, "type": "object", "properties": {"root": {"$ref": "#/$defs/node"}}}
+        )
+
+    both = (tree("f", "integer"), tree("g", "boolean"))
+    grammar = grammar_of(await prepared(models["mistral named"], tools=both, tool_choice=REQUIRED))
+    for name, good, bad in (("f", "1", "true"), ("g", "true", "1")):
+        nested = '[TOOL_CALLS]{}[ARGS]{{"root": {{"v": {}, "next": {{"v": {}}}}}}}'
+        assert accepts(grammar, nested.format(name, good, good))
+        assert not accepts(grammar, nested.format(name, good, bad))
+
+
 async def test_names_of_another_api(models: dict[str, ServingModel]) -> None:
     fields = ChatFields(
         messages="input", turns=("instructions", "input[3]"), function="", tools=("tools[5]",), max_tokens="most"
