@@ -84,8 +84,10 @@ class ReasoningParser:
         self._separate = separate
         self._place = _Place.ANSWER if thinking is Thinking.CLOSED else _Place.START
         self._buffer = ""
+        #: Blanks before anything else.
+        self._lead: list[str] = []
         #: Blanks behind the thoughts so far; they count if more thoughts follow.
-        self._blanks = ""
+        self._blanks: list[str] = []
         self._shown_thought = False
         #: There were thoughts, and they ended.
         self._thought = False
@@ -112,6 +114,7 @@ class ReasoningParser:
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
+        self._take_lead()
         if self._place is _Place.START and self._thinking is Thinking.FREE:
             self._place = _Place.ANSWER
             self.reasoning_characters = 0
@@ -123,8 +126,13 @@ class ReasoningParser:
     def _start(self, parts: list[Part]) -> None:
         """A mark may come first, also where the prompt had it already."""
         rest = self._buffer.lstrip()
+        if not rest:  # put aside, so that many of them are not looked at again and again
+            self._lead.append(self._buffer)
+            self._buffer = ""
+            return
         if len(rest) < len(BEGIN) and BEGIN.startswith(rest):
             return
+        self._take_lead()
         if rest.startswith(BEGIN):
             self._place = _Place.THOUGHTS
             cut = len(self._buffer) - len(rest) + len(BEGIN)
@@ -136,6 +144,10 @@ class ReasoningParser:
         else:
             self._place = _Place.ANSWER
             self.reasoning_characters = 0
+
+    def _take_lead(self) -> None:
+        self._buffer = "".join(self._lead) + self._buffer
+        self._lead.clear()
 
     def _think(self, parts: list[Part]) -> None:
         thought, mark, rest = self._buffer.partition(END)
@@ -152,14 +164,15 @@ class ReasoningParser:
         if not self._separate:
             parts += [TextPart(text)] if text else []
             return
-        text = self._blanks + text
         if not self._shown_thought:
             text = text.lstrip()
         shown = text.rstrip()
-        self._blanks = text[len(shown) :]
         if shown:
             self._shown_thought = True
-            parts.append(ReasoningPart(shown))
+            parts.append(ReasoningPart("".join(self._blanks) + shown))
+            self._blanks.clear()
+        if len(shown) < len(text):
+            self._blanks.append(text[len(shown) :])
 
     def _push_answer(self, parts: list[Part]) -> None:
         """Blanks between thoughts and answer belong to neither."""
