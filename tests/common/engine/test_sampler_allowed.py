@@ -58,6 +58,17 @@ def test_it_is_what_a_walk_over_the_vocabulary_gives(case: tuple[int, list[set[i
     assert torch.equal(logits, expected)
 
 
+@pytest.mark.parametrize("free", [(), (0,), (3, 4), (1, 3, 5, 7), (8,), tuple(range(9))])
+def test_batches_larger_than_what_is_worked_on_at_a_time(free: tuple[int, ...]) -> None:
+    """A vocabulary so large that there are several slices, with rows of no grammar between them."""
+    logits, random = torch.zeros(9, 70_001), np.random.default_rng(0)
+    allowed = [random.choice(70_001, 50, replace=False) for _ in range(9)]
+    apply_allowed(logits, [row(None if i in free else mask(70_001, *ids)) for i, ids in enumerate(allowed)])
+    for number, ids in enumerate(allowed):
+        finite = torch.nonzero(torch.isfinite(logits[number]))[:, 0].tolist()
+        assert finite == (list(range(70_001)) if number in free else sorted(ids.tolist()))
+
+
 @given(
     vocab_size=st.sampled_from([5, 32, 33, 71]),
     allowed=st.sets(st.integers(0, 4)),
