@@ -12,6 +12,7 @@ from gateway.structured.limits import (
     MAX_REPEAT,
     MAX_SOURCE_BYTES,
 )
+from gateway.structured.regex.render import quoted
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
@@ -68,7 +69,7 @@ def choice_grammar(choices: Sequence[str], *, field: str) -> GrammarSpec:
         if text in seen:
             raise InvalidRequest(f"{field}[{index}] is there twice", field=f"{field}[{index}]")
         seen.add(text)
-    return GrammarSpec(GrammarKind.EBNF, "root ::= " + " | ".join(map(_quoted, choices)) + "\n")
+    return GrammarSpec(GrammarKind.EBNF, "root ::= " + " | ".join(map(quoted, choices)) + "\n")
 
 
 def check_text(text: str, *, field: str) -> None:
@@ -81,18 +82,6 @@ def check_text(text: str, *, field: str) -> None:
         raise InvalidRequest(f"{field} is longer than {MAX_SOURCE_BYTES} bytes", field=field)
     if "\0" in text:
         raise InvalidRequest(f"{field} has a NUL character", field=field)
-
-
-def _quoted(text: str) -> str:
-    return '"' + "".join(map(_escaped, text)) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    if " " <= character <= "~":
-        return character
-    return f"\\U{ord(character):08x}"
 
 
 class _Reader:

@@ -9,8 +9,9 @@ from common.sampling import GrammarKind, GrammarSpec
 from gateway.structured.ebnf import check_text, choice_grammar, ebnf_grammar
 from gateway.structured.json_schema import schema_grammar
 from gateway.structured.limits import MAX_REGEX_POSITIONS
-from gateway.structured.regex.forms import full_match, only, positions, render
+from gateway.structured.regex.forms import full_match, only, positions
 from gateway.structured.regex.parse import RegexError, parse_regex
+from gateway.structured.regex.render import as_ebnf
 from gateway.structured.regex.tree import ANY_RANGES, NOTHING
 
 
@@ -55,7 +56,7 @@ def grammar_of(output: StructuredOutput, *, field: str) -> GrammarSpec:
 
 
 def _regex_grammar(pattern: str, *, field: str) -> GrammarSpec:
-    """Written anew, so that the compiler reads it as it is meant."""
+    """As rules: workers' compiler reads those as they are meant, regular expressions not always."""
     check_text(pattern, field=field)
     try:
         tree = only(full_match(parse_regex(pattern)), ANY_RANGES)
@@ -67,4 +68,4 @@ def _regex_grammar(pattern: str, *, field: str) -> GrammarSpec:
         raise InvalidRequest(
             f"{field}: has more than {MAX_REGEX_POSITIONS} characters, repetitions counted", field=field
         )
-    return GrammarSpec(GrammarKind.REGEX, render(tree))
+    return GrammarSpec(GrammarKind.EBNF, f"root ::= {as_ebnf(tree)}\n")

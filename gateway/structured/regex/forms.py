@@ -1,4 +1,4 @@
-"""What is done with the tree of a regular expression: anchors resolved, characters left out, lengths, its text anew."""
+"""What is done with the tree of a regular expression: anchors resolved, characters left out, lengths."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +24,6 @@ from gateway.structured.regex.tree import (
 
 #: Characters that stand for themselves in a JSON string.
 JSON_RANGES = complement(union([(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _!#%&',:;<=>@`~\"")
 
 
 def full_match(tree: Node) -> Node:
@@ -114,26 +113,6 @@ def with_lengths(tree: Node, low: int, high: int | None) -> Node | None:
     return sequence(items)
 
 
-def render(tree: Node) -> str:
-    """Text that the compiler reads as the tree means it: no anchors, no escapes for sets."""
-    match tree:
-        case Chars():
-            return _set(tree.ranges)
-        case Concat():
-            return "".join(map(_grouped, tree.items))
-        case Alternation():
-            return "|".join(render(option) for option in tree.options)
-        case Repeat():
-            inner = render(tree.item)
-            return (inner if isinstance(tree.item, Chars) else f"({inner})") + _count(tree.low, tree.high)
-        case Anchor():
-            raise AssertionError("anchors are resolved before an expression is written")
-
-
-def _grouped(item: Node) -> str:
-    return f"({render(item)})" if isinstance(item, Alternation) else render(item)
-
-
 def excluding(names: Iterable[str]) -> Node:
     """Any text of JSON's plain characters that is none of `names`. Recursion is as deep as the longest is long."""
     return only(_excluding(sorted(set(names)), 0), JSON_RANGES)
@@ -204,31 +183,3 @@ def _sum(values: list[int | None]) -> int | None:
             return None
         total += value
     return total
-
-
-def _count(low: int, high: int | None) -> str:
-    if high is None:
-        return {0: "*", 1: "+"}.get(low, f"{{{low},}}")
-    if (low, high) == (0, 1):
-        return "?"
-    return f"{{{low}}}" if low == high else f"{{{low},{high}}}"
-
-
-def _set(ranges: Ranges) -> str:
-    """Never negated, and characters beyond ASCII as they are: the compiler then makes rules of the expression instead
-    of one automaton, which takes it a hundred times as long where long repetitions of large sets are counted.
-    """
-    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return _member(ranges[0][0])
-    return "[" + _members(ranges) + "]"
-
-
-def _members(ranges: Ranges) -> str:
-    return "".join(_member(low) if low == high else f"{_member(low)}-{_member(high)}" for low, high in ranges)
-
-
-def _member(code: int) -> str:
-    character = chr(code)
-    if character in _PLAIN or code > 0x7F:
-        return character
-    return f"\\x{code:02x}" if code < 0x20 or code == 0x7F else f"\\{character}"

@@ -9,8 +9,7 @@ unless a pattern says what they are; schemas that differ only in properties call
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.structured.regex.forms import render
-from gateway.structured.regex.tree import Node
+from gateway.structured.regex.render import as_pattern
 from gateway.structured.schema.alternatives import (
     Alternative,
     Constant,
@@ -96,7 +95,7 @@ class _Writer:
         if properties.required:
             schema["required"] = [name for name in properties.named if name in properties.required]
         free = [node for form, node in properties.others if form is None]
-        patterns = {_anchored(form): self._use(node) for form, node in properties.others if form is not None}
+        patterns = {as_pattern(form): self._use(node) for form, node in properties.others if form is not None}
         if patterns:
             schema["patternProperties"] = patterns
         schema["additionalProperties"] = self._use(free[0]) if free else False
@@ -146,14 +145,10 @@ def _name(node: NodeId) -> str:
     return f"n{node}"
 
 
-def _anchored(form: Node) -> str:
-    return f"^({render(form)})$"
-
-
 def _text(text: Text) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     if text.form is not None:
-        schema["pattern"] = _anchored(text.form)
+        schema["pattern"] = as_pattern(text.form)
     if text.low:
         schema["minLength"] = text.low
     if text.high is not None:
