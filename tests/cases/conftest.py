@@ -9,6 +9,7 @@ from tests.cases.case_data import Case, load_cases
 from tests.cases.system import MONOLITH, System, wait_for_gateway
 from tests.e2e.cluster import running_cluster
 from tests.e2e.conftest import demo_model, make_scratch, scratch, tiny_model
+from tests.factories.served_model import MAX_LENGTH, WORKER_MEMORY
 
 __all__ = ["demo_model", "make_scratch", "scratch", "tiny_model"]
 
@@ -44,6 +45,28 @@ def shared_system(demo_model: Path, make_scratch: Callable[[], Path]) -> Iterato
         cluster.add_gateway(MONOLITH, prefill_policy="local")
         wait_for_gateway(cluster, MONOLITH)
         yield System.fresh(cluster, context=CONTEXT, block_size=BLOCK_SIZE)
+
+
+@pytest.fixture(scope="session")
+def shared_tiny(tiny_model: Path, make_scratch: Callable[[], Path]) -> Iterator[System]:
+    """A tiny random model on the same kind of system, for what is asked many times or of many streams at once."""
+    with running_cluster(
+        tiny_model,
+        make_scratch(),
+        worker_options={**WORKER_MEMORY, "--kv-memory": "96MiB", "--block-size": str(BLOCK_SIZE)},
+        decode_options=ALWAYS_APART,
+        gateway_options=ALWAYS_APART,
+    ) as cluster:
+        cluster.add_gateway(MONOLITH, prefill_policy="local")
+        wait_for_gateway(cluster, MONOLITH)
+        yield System.fresh(cluster, context=MAX_LENGTH, block_size=BLOCK_SIZE)
+
+
+@pytest.fixture
+def tiny_system(shared_tiny: System) -> Iterator[System]:
+    """The tiny one; ALIVE is checked after the test."""
+    yield shared_tiny
+    shared_tiny.assert_alive()
 
 
 @pytest.fixture

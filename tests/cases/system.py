@@ -11,6 +11,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cases.case_data import Case, Json, Variant, post
+from tests.cases.processes import resident_bytes
 from tests.cases.replies import Replies, Reply
 from tests.cases.twin import STATUSES, NotExpressible, TwinReply, call_twin, twin_request
 from tests.e2e.cluster import PATIENCE, START_PATIENCE, Cluster, eventually
@@ -152,11 +153,6 @@ def wait_for_gateway(cluster: Cluster, name: str) -> None:
             return False
 
     eventually(ready, seconds=START_PATIENCE, what=f"{name} being ready")
-
-
-def resident_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * 4096
 
 
 def assert_finite(values: Iterable[float]) -> None:

@@ -2,9 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 import grpc
 import httpx
@@ -13,11 +12,11 @@ from openai import OpenAI
 
 from common.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from tests.cases.case_data import MODEL, Case, Json, post
+from tests.cases.processes import resident_bytes
 from tests.cases.replies import REPLACEMENT, Reply, logprob_entries
 from tests.cases.streams import RawStream
-from tests.cases.system import CONTROL, System, resident_bytes
-from tests.e2e.cluster import PATIENCE, eventually, running_cluster
-from tests.factories.served_model import MAX_LENGTH, WORKER_MEMORY
+from tests.cases.system import CONTROL, System
+from tests.e2e.cluster import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -219,15 +218,6 @@ def leave_by_grpc(system: System) -> None:
             call.cancel()
 
 
-@pytest.fixture(scope="module")
-def tiny_system(tiny_model: Path, make_scratch: Callable[[], Path]) -> Iterator[System]:
-    """Quick, with room for twenty streams of the longest kind."""
-    with running_cluster(
-        tiny_model, make_scratch(), worker_options={**WORKER_MEMORY, "--kv-memory": "96MiB"}
-    ) as cluster:
-        yield System.fresh(cluster, context=MAX_LENGTH)
-
-
 def test_st_06_clients_that_do_not_read(tiny_system: System) -> None:
     """Fewer clients than the case has, each with more choices: its answer is longer than the kernel's buffers."""
     system = tiny_system
@@ -253,7 +243,6 @@ def test_st_06_clients_that_do_not_read(tiny_system: System) -> None:
             for index in range(4):
                 entries = [entry for choice in reply.of_choice(index) for entry in logprob_entries(choice)]
                 assert len(entries) == 900
-    system.assert_alive()
 
 
 def test_error_events_are_errors() -> None:
