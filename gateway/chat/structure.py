@@ -17,10 +17,6 @@ def schema(json_schema: Mapping[str, Any] | None) -> Node:
     return {"type": "json_schema", "json_schema": {"type": "object"} if json_schema is None else json_schema}
 
 
-def const(text: str) -> Node:
-    return {"type": "const_string", "value": text}
-
-
 def regex(pattern: str) -> Node:
     return {"type": "regex", "pattern": pattern}
 
