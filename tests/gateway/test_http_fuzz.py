@@ -72,7 +72,7 @@ def check_form(status: int, media_type: str, content: bytes) -> None:
         assert "error" not in json.loads(content) or json.loads(content)["error"] is None
 
 
-WORKING = [(feature.path, feature.salted("fuzz")) for feature in load_features().values()]
+WORKING = [(feature.path, feature.request(salt="fuzz")) for feature in load_features().values()]
 WORKING += [
     ("responses", {"model": "tiny", "input": "Hello"}),
     (

@@ -18,6 +18,8 @@ class System:
     prefill: Mapping[str, str] = field(default_factory=dict)
     decode: Mapping[str, str] = field(default_factory=dict)
     gateway: Mapping[str, str] = field(default_factory=dict)
+    #: Of answers where the feature does not say; long ones are more often caught in the middle.
+    max_tokens: int = 24
 
 
 @dataclass(frozen=True)

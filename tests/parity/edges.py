@@ -1,4 +1,4 @@
-"""Asks a gateway by each of its APIs. What is sent is the HTTP body; what comes back is an `Outcome`."""
+"""Asks a gateway by each of its APIs. What is asked is given as the HTTP body; what comes back is an `Outcome`."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ from tests.parity.outcome import Call, Choice, Outcome, Scored
 
 #: Called at each piece of an answer.
 OnPiece = Callable[[], None]
-Ask = Callable[[Cluster, str, Feature, str, OnPiece], Outcome]
+Ask = Callable[[Cluster, str, Feature, dict[str, Any], OnPiece], Outcome]
 
 _FINISH = {0: None, 1: "stop", 2: "length", 3: "tool_calls"}
 #: Options whose name and form are the same in the HTTP body and in the proto.
@@ -26,27 +26,27 @@ _PLAIN_OPTIONS = (
 )  # fmt: skip
 
 
-def ask_http(cluster: Cluster, gateway: str, feature: Feature, salt: str, on_piece: OnPiece) -> Outcome:
+def ask_http(cluster: Cluster, gateway: str, feature: Feature, body: dict[str, Any], on_piece: OnPiece) -> Outcome:
     url = f"{cluster.url_of(gateway)}/v1/{feature.path}"
-    answer = httpx.post(url, json=feature.salted(salt), trust_env=False, timeout=PATIENCE * 3)
+    answer = httpx.post(url, json=body, trust_env=False, timeout=PATIENCE * 3)
     assert answer.status_code == httpx.codes.OK, answer.text
-    body = answer.json()
-    outcome = Outcome.empty(len(body["choices"]))
-    for given in body["choices"]:
+    whole = answer.json()
+    outcome = Outcome.empty(len(whole["choices"]))
+    for given in whole["choices"]:
         choice = outcome.choices[given["index"]]
         _add_piece(choice, given.get("message") or {"content": given["text"]})
         choice.scores += _http_scores(given["logprobs"])
         choice.finish_reason = given["finish_reason"]
         outcome.prompt_scores = _prompt_scores(given.get("prompt_logprobs"))
-    _set_usage(outcome, body["usage"])
+    _set_usage(outcome, whole["usage"])
     return outcome
 
 
-def ask_sse(cluster: Cluster, gateway: str, feature: Feature, salt: str, on_piece: OnPiece) -> Outcome:
+def ask_sse(cluster: Cluster, gateway: str, feature: Feature, body: dict[str, Any], on_piece: OnPiece) -> Outcome:
     url = f"{cluster.url_of(gateway)}/v1/{feature.path}"
-    body = {**feature.salted(salt), "stream": True, "stream_options": {"include_usage": True}}
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     outcome = Outcome.empty(feature.num_choices)
-    with httpx.stream("POST", url, json=body, trust_env=False, timeout=PATIENCE * 3) as answer:
+    with httpx.stream("POST", url, json=streamed, trust_env=False, timeout=PATIENCE * 3) as answer:
         assert answer.status_code == httpx.codes.OK, answer.read()
         events = list(_events(answer.iter_lines(), on_piece))
     assert events.pop() == "[DONE]"
@@ -61,11 +61,10 @@ def ask_sse(cluster: Cluster, gateway: str, feature: Feature, salt: str, on_piec
     return outcome
 
 
-def ask_grpc(cluster: Cluster, gateway: str, feature: Feature, salt: str, on_piece: OnPiece) -> Outcome:
+def ask_grpc(cluster: Cluster, gateway: str, feature: Feature, body: dict[str, Any], on_piece: OnPiece) -> Outcome:
     outcome = Outcome.empty(feature.num_choices)
     with grpc.insecure_channel(cluster.grpc_target_of(gateway)) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        body = feature.salted(salt)
         call = stub.Chat(_chat(body), timeout=PATIENCE * 3) if "messages" in body else stub.Generate(_generate(body))
         for response in call:
             on_piece()

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Tokens of an answer where the feature does not say.
-MAX_TOKENS = 24
-
 
 @dataclass(frozen=True)
 class Feature:
@@ -34,9 +31,9 @@ class Feature:
         several = isinstance(prompt, list) and isinstance(prompt[0], list)
         return int(self.body.get("n", 1)) * (len(prompt) if several and isinstance(prompt, list) else 1)
 
-    def salted(self, salt: str) -> dict[str, Any]:
-        """The body of a request that shares no cache with requests of another salt."""
-        return {"model": "test-model", **self.body, "cache_salt": salt}
+    def request(self, *, salt: str, max_tokens: int = 24) -> dict[str, Any]:
+        """A body that shares no cache with those of another salt; `max_tokens` counts where the feature has none."""
+        return {"model": "test-model", "max_tokens": max_tokens, **self.body, "cache_salt": salt}
 
 
 def load_features() -> dict[str, Feature]:
@@ -45,8 +42,7 @@ def load_features() -> dict[str, Feature]:
 
 
 def _feature(name: str, entry: dict[str, Any]) -> Feature:
-    body = {"max_tokens": MAX_TOKENS, **_generated(entry.pop("body"), random.Random(name))}
-    return Feature(name, body=body, **entry)
+    return Feature(name, body=_generated(entry.pop("body"), random.Random(name)), **entry)
 
 
 def _generated(value: Any, source: random.Random) -> Any:

@@ -11,10 +11,10 @@ from tests.parity.edges import EDGES
 from tests.parity.features import Feature
 from tests.parity.outcome import Outcome
 
-#: Pieces of answers after which a worker is killed: by then many are under way and few are complete.
-PIECES_BEFORE_KILL = 120
-#: Before any answer is complete, and while prompts are still being computed.
-PIECES_BEFORE_PREFILL_KILL = 12
+#: Answers that must be under way when a decode worker is killed; it is killed as soon as so many are.
+INTERRUPTED = 10
+#: A prefill worker is killed when its first prompts are computed, and most are not.
+BEGUN = 5
 
 
 @dataclass
@@ -23,7 +23,6 @@ class Progress:
 
     begun: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
-    num_pieces: int = 0
     #: Names that were in the middle of their answer at the kill.
     interrupted: frozenset[str] = frozenset()
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -31,7 +30,6 @@ class Progress:
     def piece(self, name: str) -> None:
         with self._changed:
             self.begun.add(name)
-            self.num_pieces += 1
             self._changed.notify_all()
 
     def end(self, name: str) -> None:
@@ -39,9 +37,10 @@ class Progress:
             self.done.add(name)
             self._changed.notify_all()
 
-    def wait_for_pieces(self, count: int, seconds: float) -> None:
+    def wait_until(self, ripe: Callable[[set[str]], bool], seconds: float) -> None:
+        """Until the answers that are under way satisfy `ripe`; notes which they are."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.num_pieces >= count, seconds), f"{self.num_pieces} pieces"
+            self._changed.wait_for(lambda: ripe(self.begun - self.done), seconds)
             self.interrupted = frozenset(self.begun - self.done)
 
 
@@ -56,16 +55,18 @@ class Round:
     transferred_bytes: int = 0
 
 
-def run_round(cluster: Cluster, condition: Condition, edge: str, features: Mapping[str, Feature]) -> Round:
+def run_round(
+    cluster: Cluster, condition: Condition, edge: str, features: Mapping[str, Feature], max_tokens: int
+) -> Round:
     """Ask for every feature that `edge` offers. Nothing runs any more when it returns, and workers hold nothing."""
     asked = {name: feature for name, feature in features.items() if edge in feature.edges}
     progress = Progress()
 
     def ask(feature: Feature) -> Outcome:
-        salt = f"{condition.name} {edge} {feature.name}"
+        body = feature.request(salt=f"{condition.name} {edge} {feature.name}", max_tokens=max_tokens)
 
         def once() -> Outcome:
-            return EDGES[edge](cluster, condition.gateway, feature, salt, lambda: progress.piece(feature.name))
+            return EDGES[edge](cluster, condition.gateway, feature, body, lambda: progress.piece(feature.name))
 
         try:
             first = once()
@@ -89,8 +90,10 @@ def run_round(cluster: Cluster, condition: Condition, edge: str, features: Mappi
 
 
 def _kill(cluster: Cluster, name: str, progress: Progress) -> None:
-    pieces = PIECES_BEFORE_PREFILL_KILL if name.startswith("prefill") else PIECES_BEFORE_KILL
-    progress.wait_for_pieces(pieces, seconds=120)
+    if name.startswith("decode"):
+        progress.wait_until(lambda under_way: len(under_way) >= INTERRUPTED, seconds=60)
+    else:
+        progress.wait_until(lambda _: len(progress.begun) >= BEGUN, seconds=60)
     member = cluster.members[name]
     member.kill()
     member.start()
