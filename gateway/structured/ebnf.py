@@ -130,7 +130,7 @@ class _Reader:
             return None
         if self._current is None:
             raise self._error(at, "a rule begins with `name ::=`")
-        return self._part(kind, match, following)
+        return self._part(kind, match)
 
     def _begin(self, name: str, at: int) -> None:
         if self._depth:
@@ -140,13 +140,11 @@ class _Reader:
         self._current = self._rules[name] = _Rule(-1)
         self._repeatable = False
 
-    def _part(self, kind: str, match: re.Match[str], following: str) -> None:
+    def _part(self, kind: str, match: re.Match[str]) -> None:
         at, text = match.start(), match[0]
         assert self._current is not None
         match kind:
             case "name":
-                if following == "open" and self._source[match.end() : match.end() + 1] == "(":
-                    raise self._error(at, f"`{text:.60}(...)` is not supported")
                 self._current.names.append((text, at))
             case "text" | "set":
                 self._check_escapes(text, at)

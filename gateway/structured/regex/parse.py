@@ -1,6 +1,7 @@
 """Reads regular expressions: what ECMAScript and Python's `re` read alike, and nothing that a grammar cannot say."""
 
 import re
+from collections.abc import Mapping
 
 from gateway.structured.limits import MAX_GROUP_DEPTH, MAX_REPEAT
 from gateway.structured.regex.tree import (
@@ -45,6 +46,8 @@ _SETS: dict[str, Ranges] = {
     "s": _SPACE,
     "S": complement(_ANY_SPACE),
 }
+#: What may belong to them in one dialect or the other: for sets that are negated.
+_WIDE_SETS: Mapping[str, Ranges] = _SETS | {"s": _ANY_SPACE, "S": complement(_SPACE)}
 _NOT_LINE_END = complement(union([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]))
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _CODE_POINT = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}|U([0-9A-Fa-f]{8})")
@@ -78,6 +81,8 @@ class _Parser:
         self._pattern = pattern
         self._at = 0
         self._depth = 0
+        #: Escapes like `\s` in the present set.
+        self._kinds: set[str] = set()
 
     def parse(self) -> Node:
         tree = self._alternation()
@@ -197,14 +202,15 @@ class _Parser:
             case "Z" | "z":
                 self._at += 1
                 return Anchor(end=True)
-        return Chars(self._escaped_set())
+        return Chars(self._escaped_set(_SETS))
 
-    def _escaped_set(self) -> Ranges:
+    def _escaped_set(self, sets: Mapping[str, Ranges]) -> Ranges:
         """What an escape stands for, inside and outside of brackets; `_at` is behind the backslash."""
         character = self._peek()
-        if character in _SETS:
+        if character in sets:
             self._at += 1
-            return _SETS[character]
+            self._kinds.add(character)
+            return sets[character]
         code = self._code_point(character)
         return ((code, code),)
 
@@ -240,22 +246,26 @@ class _Parser:
 
     def _set(self) -> Ranges:
         negated = self._skip("^")
+        sets = _WIDE_SETS if negated else _SETS
         parts: list[tuple[int, int]] = []
+        self._kinds = set()
         if self._peek() == "]":
             raise self._error("a ] at the beginning of a set is read differently by different engines; escape it")
         while not self._skip("]"):
             if self._at >= len(self._pattern):
                 raise self._error("a [ that is not closed")
-            parts.extend(self._set_part())
+            parts.extend(self._set_part(sets))
+        if any(kind.swapcase() in self._kinds for kind in self._kinds):
+            parts.append((0, 0x10FFFF))  # [\s\S] is a usual way of writing "any character"
         return complement(union(parts)) if negated else union(parts)
 
-    def _set_part(self) -> Ranges:
-        first = self._set_member()
+    def _set_part(self, sets: Mapping[str, Ranges]) -> Ranges:
+        first = self._set_member(sets)
         follows = self._pattern[self._at + 1 : self._at + 2]
         if self._peek() != "-" or follows in ("]", ""):
             return first
         self._at += 1
-        last = self._set_member()
+        last = self._set_member(sets)
         single = all(len(part) == 1 and part[0][0] == part[0][1] for part in (first, last))
         if not single:
             raise self._error("a range between sets")
@@ -263,7 +273,7 @@ class _Parser:
             raise self._error("a range in the wrong order")
         return ((first[0][0], last[0][0]),)
 
-    def _set_member(self) -> Ranges:
+    def _set_member(self, sets: Mapping[str, Ranges]) -> Ranges:
         character = self._peek()
         self._at += 1
         if character == "[" and self._peek() in (":", ".", "="):
@@ -273,7 +283,7 @@ class _Parser:
         if self._peek() == "b":
             self._at += 1
             return ((8, 8),)
-        return self._escaped_set()
+        return self._escaped_set(sets)
 
 
 def _bounded(digits: str) -> int:

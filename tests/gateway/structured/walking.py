@@ -1,4 +1,4 @@
-"""Grammars over a small vocabulary, compiled as decode workers do: whether they accept a text, and texts drawn at random."""
+"""Grammars over a small vocabulary, compiled as decode workers do: what they accept, and texts drawn at random."""
 
 import random
 
