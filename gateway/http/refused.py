@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import InvalidRequest
 
 #: Field and the values that mean "as if it were not there".
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -40,7 +40,7 @@ def refuse_unsupported(extra: Mapping[str, Any] | None, *, message: int | None =
         extra: fields that the schema does not list.
         message: index of the message that they are from; None for the body itself.
     """
-    table = _NEUTRAL if message is None else _NEUTRAL_IN_MESSAGE
+    table = NEUTRAL if message is None else _NEUTRAL_IN_MESSAGE
     prefix = "" if message is None else f"messages[{message}]."
     for name, value in (extra or {}).items():
         if name in table and value is not None and value not in table[name]:
