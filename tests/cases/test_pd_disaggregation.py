@@ -146,6 +146,7 @@ def slow_link(slow: Path, scratch: Path) -> Iterator[System]:
 def test_pd_03_cancelled_in_any_phase(slow_link: System) -> None:
     """Fewer than in the case; each is left at a moment of its own, and then many at the same one."""
     system, draw = slow_link, random.Random(3)
+    slots = system.cluster.status("decode-0").staging
     delays = [draw.uniform(0.0, 0.4) for _ in range(STORM)]
 
     def leave(number: int) -> None:
@@ -169,8 +170,8 @@ def test_pd_03_cancelled_in_any_phase(slow_link: System) -> None:
             stack.enter_context(RawStream(system, post("/v1/completions", body)))
         eventually(lambda: system.cluster.status("prefill-0").transfers > 0, what="a transfer")
     system.cluster.wait_idle()
-    staging = system.cluster.status("decode-0").staging
-    assert (staging.granted, staging.quarantined) == (0, 0)
+    # Slots are granted to a pair for as long as it lasts.
+    eventually(lambda: system.cluster.status("decode-0").staging == slots, what="all slots as they were")
     for _ in range(20):
         assert system.send(CONTROL).text == system.control_text
     system.assert_alive()
