@@ -113,23 +113,37 @@ def with_lengths(tree: Node, low: int, high: int | None) -> Node | None:
     return sequence(items)
 
 
-def excluding(names: Iterable[str]) -> Node:
-    """Any text of JSON's plain characters that is none of `names`. Recursion is as deep as the longest is long."""
-    return only(_excluding(sorted(set(names)), 0), JSON_RANGES)
+def excluding(names: Iterable[str], most_prefixes: int) -> Node:
+    """Texts of JSON's plain characters that are none of `names`, nor begin with as much of one as is looked at.
+
+    Args:
+        most_prefixes: how many different beginnings of names are told apart; as many first characters as there are
+            in any case. The compiler takes its time for each.
+    """
+    different = sorted(set(names))
+    depth = 1
+    while depth < max(map(len, different), default=0) and _prefixes(different, depth + 1) <= most_prefixes:
+        depth += 1
+    return only(_excluding(different, 0, depth), JSON_RANGES)
 
 
-def _excluding(names: Sequence[str], depth: int) -> Node:
-    """Those behind the first `depth` characters, which the sorted names share."""
+def _prefixes(names: Sequence[str], depth: int) -> int:
+    return len({name[:length] for name in names for length in range(1, min(depth, len(name)) + 1)})
+
+
+def _excluding(names: Sequence[str], begin: int, depth: int) -> Node:
+    """What may follow the first `begin` characters, which the names share; nothing behind `depth` of a longer one."""
     following: dict[str, list[str]] = {}
     for name in names:
-        if len(name) > depth:
-            following.setdefault(name[depth], []).append(name)
+        if len(name) > begin:
+            following.setdefault(name[begin], []).append(name)
     taken = union((ord(character), ord(character)) for character in following)
     options = [sequence([Chars(complement(taken)), Repeat(Chars(JSON_RANGES), 0, None)])]
-    if all(len(name) > depth for name in names):
+    if all(len(name) > begin for name in names):
         options.append(EMPTY)
     for character, members in following.items():
-        options.append(sequence([char(character), _excluding(members, depth + 1)]))
+        if begin + 1 < depth or max(map(len, members)) <= depth:
+            options.append(sequence([char(character), _excluding(members, begin + 1, depth)]))
     return choice(options)
 
 

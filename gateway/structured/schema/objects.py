@@ -14,9 +14,8 @@ from gateway.structured.schema.strings import Strings
 from gateway.structured.schema.values import narrowed
 
 _UNENFORCED = ("dependentRequired", "dependentSchemas", "dependencies")
-#: Characters of the declared names beside which others are allowed: the compiler's time grows with them.
-_MAX_EXCLUDED_CHARACTERS = 1000
-_MAX_EXCLUDED_NAME = 100
+#: Beginnings of declared names that others are told apart by: the compiler takes its time for each of them.
+_MOST_PREFIXES = 32
 
 
 class Objects:
@@ -146,7 +145,9 @@ class Objects:
                 places.extend((*member.place, "patternProperties", other) for other in own)
                 if pattern not in own:
                     places.extend(self._catch_all(branch, member, None))
-            others.append((form if form is not None or not names else excluding(names), self._node_of(places)))
+            others.append(
+                (form if form is not None or not names else excluding(names, _MOST_PREFIXES), self._node_of(places))
+            )
         return tuple(others)
 
     def _bounds(self, branch: Branch) -> tuple[int, int | None]:
@@ -195,13 +196,11 @@ def _allowed(names_form: list[Text | Values] | None, name: str) -> bool:
 
 
 def _other_names(names: Sequence[str], names_form: list[Text | Values] | None) -> Node | None:
-    """The form of names that are not declared; NOTHING if there are none, or none that can be told apart."""
+    """The form of names that are not declared; NOTHING if there are none."""
     if names_form is None:
         if not names:
             return None
-        if sum(map(len, names)) > _MAX_EXCLUDED_CHARACTERS or max(map(len, names)) > _MAX_EXCLUDED_NAME:
-            return NOTHING
-        return excluding(names)
+        return excluding(names, _MOST_PREFIXES)
     forms = [_name_form(form, names) for form in names_form]
     kept = [form for form in forms if form != NOTHING]
     return kept[0] if len(kept) == 1 else Alternation(tuple(kept))

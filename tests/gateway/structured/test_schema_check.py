@@ -235,12 +235,12 @@ def test_further_names_cannot_repeat_a_declared_one_by_escapes(bench: Bench) -> 
     assert not bench.accepts(grammar, '{"a": 1, "a": "x"}')
 
 
-@pytest.mark.parametrize("name", ["a" * 101, *(f"name{i}" * 5 for i in range(1))])
-def test_objects_with_very_long_names_have_no_others(bench: Bench, name: str) -> None:
+@pytest.mark.parametrize("name", ["name", "n" * 300])
+def test_names_like_many_declared_ones_are_left_out(bench: Bench, name: str) -> None:
     schema = {"type": "object", "properties": {name + str(i): {} for i in range(50)}, "additionalProperties": True}
     grammar = bench.compile(schema_grammar(schema, field=FIELD, strict=True))
-    assert not bench.accepts(grammar, '{"b": 1}')
-    assert bench.accepts(grammar, f'{{"{name}0": 1}}')
+    assert bench.accepts(grammar, f'{{"{name}0": 1, "other": 2}}')
+    assert not bench.accepts(grammar, f'{{"{name}10x": 1}}')
 
 
 def test_a_long_chain_of_references_needs_no_deep_recursion() -> None:
