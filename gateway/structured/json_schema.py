@@ -7,7 +7,7 @@ from common.sampling import GrammarKind, GrammarSpec
 from gateway.structured.complaints import Complaints
 from gateway.structured.json_values import check_value
 from gateway.structured.limits import MAX_GRAMMAR_BYTES
-from gateway.structured.schema.disjoint import disjoint
+from gateway.structured.schema.disjoint import Disjointness
 from gateway.structured.schema.document import Document
 from gateway.structured.schema.emit import emit
 from gateway.structured.schema.table import Table
@@ -48,10 +48,12 @@ def _check_one_ofs(table: Table, complaints: Complaints) -> None:
     """Only branches that exclude each other are the same as those of an `anyOf`."""
     if not complaints.strict:
         return
-    for place, nodes in table.one_ofs().items():
+    one_ofs = table.one_ofs()
+    disjoint = Disjointness(table.entries, table.matching)
+    for place, nodes in one_ofs.items():
         for index, first in enumerate(nodes):
             for other in range(index + 1, len(nodes)):
-                if not disjoint(table.entries, first, nodes[other]):
+                if not disjoint.of(first, nodes[other]):
                     complaints.unenforced(
                         (*place, "oneOf"), f"`oneOf` whose branches {index} and {other} may both be valid"
                     )

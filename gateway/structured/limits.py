@@ -11,11 +11,15 @@ MAX_PROPERTIES = 5000
 #: Values of `enum`, over the whole schema.
 MAX_ENUM_VALUES = 1000
 #: Different places of a schema, combinations by `allOf` and `$ref` counted apart.
-MAX_NODES = 4000
+MAX_NODES = 8000
 #: Alternatives of one place, once `anyOf` and `oneOf` beside each other are multiplied out.
 MAX_ALTERNATIVES = 256
+#: References and `allOf` one behind the other, with nothing between.
+MAX_CHAIN = 100
 #: Steps in taking a schema apart.
 MAX_STEPS = 100_000
+#: Steps in comparing listed values and names with patterns; a second of work or two.
+MAX_COMPARISONS = 5_000_000
 #: Longest bound of a counted repetition: `{n,m}`, `maxLength`, `maxItems`, `maxProperties`.
 MAX_REPEAT = 10_000
 #: Characters of a regular expression once its counted repetitions are written out.

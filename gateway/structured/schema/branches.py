@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.structured.complaints import Complaints, Place
-from gateway.structured.limits import MAX_ALTERNATIVES, MAX_STEPS
+from gateway.structured.limits import MAX_ALTERNATIVES, MAX_CHAIN, MAX_STEPS
 from gateway.structured.schema.document import Document
 from gateway.structured.schema.keywords import KEYWORDS, Support
 
@@ -89,6 +89,8 @@ class Branches:
         (place, around), rest = state.pending[-1], state.pending[:-1]
         if place in around:
             raise self._complaints.wrong(place, "refers to itself, with nothing between")
+        if len(around) >= MAX_CHAIN:
+            raise self._complaints.wrong(place, f"is more than {MAX_CHAIN} references deep, with nothing between")
         schema = self._document.schema(place)
         if place in self._bare and not isinstance(schema, bool):
             place = self._bare[place]

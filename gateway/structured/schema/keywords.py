@@ -78,7 +78,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     "contains": Keyword(Shape.SCHEMA, _NOT, "array"),
     "minContains": Keyword(Shape.COUNT, _NOT, "array", "nothing without `contains`"),
     "maxContains": Keyword(Shape.COUNT, _NOT, "array", "nothing without `contains`"),
-    "minLength": Keyword(Shape.COUNT, _FULL, "string", "strings then have no escapes; with `pattern` see there"),
+    "minLength": Keyword(Shape.COUNT, _FULL, "string", "then without escapes like `\\u00e9`; with `pattern` see there"),
     "maxLength": Keyword(Shape.COUNT, _FULL, "string", "as `minLength`"),
     "pattern": Keyword(
         Shape.TEXT,

@@ -1,15 +1,15 @@
 """`properties`, `required`, `additionalProperties` and their like in schemas that hold together, as one object."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from gateway.structured.complaints import Complaints, Place
 from gateway.structured.limits import MAX_REPEAT
 from gateway.structured.regex.forms import JSON_RANGES, excluding, only
-from gateway.structured.regex.match import Automaton
-from gateway.structured.regex.tree import NOTHING, Alternation, Chars, Concat, Node, Repeat, char
+from gateway.structured.regex.tree import NOTHING, Chars, Concat, Node, Repeat, choice, literal
 from gateway.structured.schema.alternatives import NodeId, Properties, Text, Values
 from gateway.structured.schema.arrays import NodeOf
 from gateway.structured.schema.branches import Branch, Branches, Member
+from gateway.structured.schema.matching import Matching
 from gateway.structured.schema.strings import Strings
 from gateway.structured.schema.values import narrowed
 
@@ -21,10 +21,13 @@ _MOST_PREFIXES = 32
 class Objects:
     """Makes objects of branches."""
 
-    def __init__(self, complaints: Complaints, branches: Branches, strings: Strings, node_of: NodeOf) -> None:
+    def __init__(
+        self, complaints: Complaints, branches: Branches, strings: Strings, matching: Matching, node_of: NodeOf
+    ) -> None:
         self._complaints = complaints
         self._branches = branches
         self._strings = strings
+        self._matching = matching
         self._node_of = node_of
 
     def object(self, branch: Branch) -> Properties | None:
@@ -33,7 +36,7 @@ class Objects:
         required = frozenset(name for member in branch for name in member.schema.get("required", ()))
         names = self._names(branch, required)
         names_form = self._names_form(branch)
-        named = {name: self._named(branch, name) for name in names if _allowed(names_form, name)}
+        named = {name: self._named(branch, name) for name in names if self._allowed(names_form, name)}
         if not required <= named.keys():
             return None
         others = self._others(branch, names, names_form)
@@ -77,7 +80,7 @@ class Objects:
 
     def _pattern_fits(self, pattern: str, place: Place, name: str) -> bool:
         form = self._strings.form(pattern, place)
-        return form is None or Automaton(form).matches(name)
+        return form is None or self._matching.matches(form, name)
 
     def _catch_all(self, branch: Branch, member: Member, name: str | None) -> list[Place]:
         """What a schema says of names that it does not speak of otherwise."""
@@ -104,7 +107,7 @@ class Objects:
             types = [member.schema["type"] for member in part if "type" in member.schema]
             if text is None or any("string" not in types_ for types_ in types):
                 continue
-            values = narrowed(part, [text], ["string"], self._complaints)
+            values = narrowed(part, [text], ["string"], self._complaints, self._matching)
             allowed.append(text if values is None else values)
         return allowed
 
@@ -124,7 +127,7 @@ class Objects:
         places = [place for member in branch for place in self._catch_all(branch, member, None)]
         if not places and any("properties" in member.schema for member in branch):
             return ()
-        form = _other_names(names, names_form)
+        form = self._other_names(names, names_form)
         if form == NOTHING:
             return ()
         return ((form, self._node_of(places)),)
@@ -149,6 +152,26 @@ class Objects:
                 (form if form is not None or not names else excluding(names, _MOST_PREFIXES), self._node_of(places))
             )
         return tuple(others)
+
+    def _allowed(self, names_form: list[Text | Values] | None, name: str) -> bool:
+        if names_form is None:
+            return True
+        return any(
+            name in form.values if isinstance(form, Values) else self._matching.fits(form, name) for form in names_form
+        )
+
+    def _other_names(self, names: Sequence[str], names_form: list[Text | Values] | None) -> Node | None:
+        """The form of names that are not declared; None if any name is, NOTHING if none is."""
+        if names_form is None:
+            return excluding(names, _MOST_PREFIXES) if names else None
+        return choice([form for entry in names_form if (form := self._name_form(entry, names)) != NOTHING])
+
+    def _name_form(self, form: Text | Values, names: Sequence[str]) -> Node:
+        if isinstance(form, Values):
+            texts = [literal(value) for value in form.values if value not in names]
+            return choice([text for text in texts if only(text, JSON_RANGES) != NOTHING])
+        tree = form.form if form.form is not None else Repeat(Chars(JSON_RANGES), form.low, form.high)
+        return NOTHING if any(self._matching.matches(tree, name) for name in names) else tree
 
     def _bounds(self, branch: Branch) -> tuple[int, int | None]:
         low = max((int(member.schema.get("minProperties", 0)) for member in branch), default=0)
@@ -180,39 +203,6 @@ def _refuse_not(branch: Branch, complaints: Complaints) -> None:
         for keyword in ("not", "if", "$dynamicRef", "$recursiveRef"):
             if keyword in member.schema:
                 complaints.unenforced((*member.place, keyword), f"`{keyword}`")
-
-
-def _allowed(names_form: list[Text | Values] | None, name: str) -> bool:
-    if names_form is None:
-        return True
-    return any(
-        name in form.values
-        if isinstance(form, Values)
-        else len(name) >= form.low
-        and (form.high is None or len(name) <= form.high)
-        and (form.form is None or Automaton(form.form).matches(name))
-        for form in names_form
-    )
-
-
-def _other_names(names: Sequence[str], names_form: list[Text | Values] | None) -> Node | None:
-    """The form of names that are not declared; NOTHING if there are none."""
-    if names_form is None:
-        if not names:
-            return None
-        return excluding(names, _MOST_PREFIXES)
-    forms = [_name_form(form, names) for form in names_form]
-    kept = [form for form in forms if form != NOTHING]
-    return kept[0] if len(kept) == 1 else Alternation(tuple(kept))
-
-
-def _name_form(form: Text | Values, names: Iterable[str]) -> Node:
-    if isinstance(form, Values):
-        texts = [Concat(tuple(map(char, value))) for value in form.values if value not in names]
-        return Alternation(tuple(text for text in texts if only(text, JSON_RANGES) != NOTHING))
-    tree = form.form if form.form is not None else Repeat(Chars(JSON_RANGES), form.low, form.high)
-    automaton = Automaton(tree)
-    return NOTHING if any(automaton.matches(name) for name in names) else tree
 
 
 def _sealed(branch: Branch, names: Sequence[str]) -> frozenset[str] | None:

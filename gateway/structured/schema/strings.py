@@ -59,7 +59,12 @@ class Strings:
             return None
         if positions(tree) > MAX_REGEX_POSITIONS:
             raise self._complaints.wrong(place, f"has more than {MAX_REGEX_POSITIONS} characters, repetitions counted")
-        return None if tree == ANYTHING else only(tree, JSON_RANGES)
+        if tree == ANYTHING:
+            return None
+        form = only(tree, JSON_RANGES)
+        if form == NOTHING:
+            self._complaints.unenforced(place, "a pattern that only strings with escapes match")
+        return form
 
     def _format(self, name: str) -> Node | None:
         if name not in self._formats:

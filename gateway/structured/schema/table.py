@@ -18,6 +18,7 @@ from gateway.structured.schema.arrays import array
 from gateway.structured.schema.branches import SPEAKING, Branch, Branches
 from gateway.structured.schema.document import Document
 from gateway.structured.schema.keywords import KEYWORDS, TYPES
+from gateway.structured.schema.matching import Matching
 from gateway.structured.schema.numbers import number
 from gateway.structured.schema.objects import Objects
 from gateway.structured.schema.strings import Strings
@@ -46,7 +47,8 @@ class Table:
         self._complaints = complaints
         self._branches = Branches(document, complaints)
         self._strings = Strings(complaints)
-        self._objects = Objects(complaints, self._branches, self._strings, self.node)
+        self.matching = Matching(complaints)
+        self._objects = Objects(complaints, self._branches, self._strings, self.matching, self.node)
         self._numbers: dict[frozenset[Place], NodeId] = {}
         self._made = 0
         self.entries: list[Entry] = []
@@ -113,7 +115,7 @@ class Table:
         if types is None:
             return [Anything()]
         made = [option for type_ in types if (option := self._typed(branch, type_)) is not None]
-        values = narrowed(branch, made, types, self._complaints)
+        values = narrowed(branch, made, types, self._complaints, self.matching)
         if values is None:
             return made
         self._refuse_beside_values(branch, values)

@@ -4,18 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.structured.complaints import Complaints, Place
-from gateway.structured.json_values import equal
-from gateway.structured.regex.match import Automaton
-from gateway.structured.regex.tree import Node
 from gateway.structured.schema.alternatives import Alternative, Constant, Items, Number, Properties, Text, Values
 from gateway.structured.schema.branches import Branch
+from gateway.structured.schema.matching import Matching
 from gateway.structured.schema.numbers import exact
 
 _MAX_WHOLE = 2**63 - 1
 
 
 def narrowed(
-    branch: Branch, alternatives: Sequence[Alternative], types: Sequence[str], complaints: Complaints
+    branch: Branch,
+    alternatives: Sequence[Alternative],
+    types: Sequence[str],
+    complaints: Complaints,
+    matching: Matching,
 ) -> Values | None:
     """The values of `enum` and `const` that the alternatives of these types allow; None if none are listed."""
     lists: list[tuple[Place, list[Any]]] = []
@@ -27,13 +29,16 @@ def narrowed(
     if not lists:
         return None
     place, candidates = min(lists, key=lambda entry: len(entry[1]))
+    others = [matching.values(values) for _, values in lists if values is not candidates]
     kept: list[Any] = []
+    seen = matching.values(())
     for value in candidates:
-        if any(equal(value, other) for other in kept):
+        matching.spend(10 * (1 + len(alternatives)))
+        if value in seen or not all(value in other for other in others) or not _type_of(value, types):
             continue
-        listed = all(any(equal(value, other) for other in values) for _, values in lists)
-        if listed and _type_of(value, types) and _passes(value, alternatives) and _sayable(value, place, complaints):
+        if any(_allows(option, value, matching) for option in alternatives) and _sayable(value, place, complaints):
             kept.append(value)
+            seen.add(value)
     return Values(tuple(kept))
 
 
@@ -47,17 +52,13 @@ def _type_of(value: Any, types: Sequence[str]) -> bool:
     return ("array" if isinstance(value, list) else "object") in types
 
 
-def _passes(value: Any, alternatives: Sequence[Alternative]) -> bool:
-    """Of objects and arrays only the type is known here."""
-    return any(_allows(alternative, value) for alternative in alternatives)
-
-
-def _allows(alternative: Alternative, value: Any) -> bool:
+def _allows(alternative: Alternative, value: Any, matching: Matching) -> bool:
+    """Of objects and arrays only the type is looked at."""
     match alternative:
         case Constant():
             return value is None if alternative.type == "null" else isinstance(value, bool)
         case Text():
-            return isinstance(value, str) and _text_fits(alternative, value)
+            return isinstance(value, str) and matching.fits(alternative, value)
         case Number():
             return isinstance(value, int | float) and not isinstance(value, bool) and number_fits(alternative, value)
         case Items():
@@ -65,16 +66,6 @@ def _allows(alternative: Alternative, value: Any) -> bool:
         case Properties():
             return isinstance(value, dict)
     return True
-
-
-def _text_fits(text: Text, value: str) -> bool:
-    if len(value) < text.low or (text.high is not None and len(value) > text.high):
-        return False
-    return text.form is None or matches(text.form, value)
-
-
-def matches(form: Node, value: str) -> bool:
-    return Automaton(form).matches(value)
 
 
 def number_fits(number: Number, value: float) -> bool:

@@ -35,6 +35,7 @@ def test_format_is_documented(name: str) -> None:
         f"{limits.MAX_PROPERTIES}; {limits.MAX_ENUM_VALUES}",
         f"| {limits.MAX_NODES} |",
         f"| {limits.MAX_ALTERNATIVES} |",
+        f"| {limits.MAX_CHAIN} |",
         f"| {limits.MAX_REPEAT:,};",
         f"| {limits.MAX_REGEX_POSITIONS:,} |",
         f"| {limits.MAX_CHOICES}, not empty",

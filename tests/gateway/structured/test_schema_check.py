@@ -33,6 +33,16 @@ def nested(keyword: str, depth: int) -> Any:
     return schema
 
 
+def chain(keyword: str, length: int) -> Any:
+    """References one behind the other; nothing is valid under the last one."""
+
+    def link(index: int) -> Any:
+        reference = {"$ref": f"#/$defs/n{index}"}
+        return reference if keyword == "$ref" else {keyword: [reference]}
+
+    return {**link(0), "$defs": {f"n{i}": link(i + 1) if i < length else False for i in range(length + 1)}}
+
+
 def shortly(value: Any) -> str:
     """The id of a parameter; some are too deep for `repr`."""
     return value[:40] if isinstance(value, str) else ",".join(value)[:40] if isinstance(value, dict) else "schema"
@@ -81,7 +91,6 @@ NOT_SCHEMAS: list[tuple[Any, str]] = [
     ({"type": "object", "required": ["a", "b"], "maxProperties": 1}, ": no value is valid"),
     ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, ": no value is valid"),
     ({"type": "string", "const": 1}, ": no value is valid"),
-    ({"type": "string", "pattern": '"'}, ": no value is valid"),
     (nested("items", MAX_DEPTH + 1), "is nested more than"),
     (nested("not", 20_000), "is nested more than"),
     ({"default": "x" * 200_000}, "is larger than"),
@@ -92,6 +101,16 @@ NOT_SCHEMAS: list[tuple[Any, str]] = [
     ({"minimum": float("inf")}, ": /minimum: is beyond what a number can be"),
     ({"minimum": 10**2000}, ": /minimum: is beyond what a number can be"),
     ({"allOf": [{"anyOf": [{"minimum": i} for i in range(10)]}] * 4}, "alternatives"),
+    (chain("$ref", 3000), ": no value is valid"),
+    (chain("allOf", 2000), "is more than 100 references deep"),
+    ({"enum": list(range(900)), "anyOf": [{"minimum": i} for i in range(250)]}, ": is too complex"),
+    (
+        {
+            "properties": {f"property_{i}": {} for i in range(2000)},
+            "patternProperties": {f"[a-z]{{1,{i}}}_": {} for i in range(900, 930)},
+        },
+        ": is too complex",
+    ),
     ({"pattern": "(a{1000}){1000}"}, "has more than 20000 characters, repetitions counted"),
 ]
 
@@ -120,6 +139,8 @@ UNENFORCED: list[tuple[Any, str]] = [
     ({"type": "string", "format": "idn-email"}, ": /format: `format` 'idn-email'"),
     ({"type": "string", "format": "hostname"}, ": /format: `format` 'hostname'"),
     ({"type": "string", "pattern": "(?=a)b"}, ": /pattern: look-ahead is not supported at character 2: this pattern"),
+    ({"type": ["string", "null"], "pattern": '"'}, ": /pattern: a pattern that only strings with escapes match"),
+    ({"oneOf": [{"type": "string", "pattern": '"'}, {"type": "string"}]}, ": /oneOf/0/pattern: a pattern that only"),
     ({"type": "string", "pattern": "a", "format": "date"}, ": /format: more than one pattern or format"),
     ({"type": "string", "pattern": "^a*b*$", "maxLength": 3}, ": /maxLength: a length of 0 to 3 beside this form"),
     ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, ": /allOf/1/pattern: more than one"),
