@@ -1,6 +1,7 @@
 """OP: starting, stopping, keys, origins, limits and ports of a running system."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -466,11 +467,11 @@ def assert_too_large(connection: socket.socket) -> None:
 
 def test_op_05_a_long_answer_arrives(tiny_system: System) -> None:
     """More than the 4 MiB that gRPC allows by default, over both doors."""
-    body = {"prompt": token_array(20, seed=6), "n": 4, "max_tokens": 700, "logprobs": 20, "ignore_eos": True}
+    body = {"prompt": token_array(20, seed=6), "n": 8, "max_tokens": 900, "logprobs": 20, "ignore_eos": True}
     variant = post("/v1/completions", {**body, "temperature": 0})
     reply = tiny_system.send(variant)
-    assert reply.status == 200 and len(reply.raw) > 2 * MIB
-    assert reply.usage["completion_tokens"] == 4 * 700
+    assert reply.status == 200 and len(reply.raw) > 4 * MIB
+    assert reply.usage["completion_tokens"] == 8 * 900
     tiny_system.assert_twin_agrees(reply)
 
 
@@ -485,18 +486,22 @@ def test_op_05_long_headers(tiny_system: System) -> None:
     assert twin.code in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-def test_op_05_slow_bodies_end(tiny_system: System) -> None:
-    """Documented: 60 s for a body. Until then it holds up nobody."""
+def test_op_05_slow_bodies_hold_up_nobody(tiny_system: System) -> None:
+    """That they end by a time-out is judged where the clock can be set (`tests/gateway/test_http_errors.py`)."""
     port = int(tiny_system.cluster.url.rsplit(":", 1)[1])
     content = as_bytes({"prompt": "x" * 1000, "max_tokens": 1})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-    with socket.create_connection((LOOPBACK, port), timeout=2 * PATIENCE) as connection:
-        connection.sendall(head)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=PATIENCE)) for _ in range(50)]
+        for connection in slow:
+            connection.sendall(head)
         for number in range(3):
-            connection.sendall(content[number : number + 1])
+            for connection in slow:
+                connection.sendall(content[number : number + 1])
             assert tiny_system.send(CONTROL).text == tiny_system.control_text
-        received = connection.recv(1 << 16)
-    assert received.startswith(b"HTTP/1.1 408 ")
+        # One of them makes up its mind.
+        slow[0].sendall(content[3:])
+        assert slow[0].recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 # --- OP-06: ports -------------------------------------------------------------------------------------
@@ -532,7 +537,7 @@ def test_op_06_a_port_in_use_is_noticed_before_the_model_loads(
     assert process.returncode not in (0, None)
     port = member.options[f"--{taken.replace('_', '-')}"]
     assert f"{LOOPBACK}:{port}" in complaint, complaint
-    assert "model loaded" not in complaint and "ready" not in complaint and "Traceback" not in complaint, complaint
+    assert not re.search(r"model loaded|\bready\b|Traceback", complaint), complaint
     assert "second" not in registered(system.cluster)
 
 
