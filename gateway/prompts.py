@@ -1,9 +1,8 @@
 """Prompt ids for every edge: from text, from ids, from a conversation; long texts off the event loop."""
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from common.errors import InvalidRequest
 from common.text.chat_prompt import ChatPrompt, encode_chat
@@ -15,17 +14,13 @@ from gateway.chat.tools.format import template_tool
 from gateway.chat.tools.hermes import HermesFormat
 from gateway.chat.tools.plain_template import without_tools
 from gateway.generation import ServingLimits
+from gateway.off_loop import off_loop
 from gateway.serving import ServingModel
-
-T = TypeVar("T")
-
-#: Longer texts are tokenized in a thread, so that other streams go on meanwhile.
-_INLINE_CHARACTERS = 8192
 
 
 async def text_ids(model: ServingModel, text: str, limits: ServingLimits, *, field: str) -> list[int]:
     """Ids of a prompt given as text, the model's begin token included. Raises ContextTooLong."""
-    return await _offload(lambda: model.encode_text(text, limits.max_request_tokens, field=field), len(text))
+    return await off_loop(lambda: model.encode_text(text, limits.max_request_tokens, field=field), len(text))
 
 
 async def chat_prompt(
@@ -66,7 +61,7 @@ async def render_chat(
         )
 
     with _named(fields):
-        return await _offload(encode, characters)
+        return await off_loop(encode, characters)
 
 
 def _generation_prompt(chat: ChatInput, fields: ChatFields) -> bool:
@@ -103,7 +98,3 @@ def _named(fields: ChatFields) -> Iterator[None]:
     except InvalidRequest as error:
         error.field = names.get(error.field or "", error.field)
         raise
-
-
-async def _offload(work: Callable[[], T], characters: int) -> T:
-    return work() if characters <= _INLINE_CHARACTERS else await asyncio.to_thread(work)

@@ -1,18 +1,12 @@
 """Texts to token ids and back, for callers who want to see them. Knows no API; long ones leave the event loop free."""
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from common.errors import InvalidRequest
 from common.text.tokenizer import Tokenizer
 from gateway.generation import ServingLimits
+from gateway.off_loop import off_loop
 from gateway.serving import ServingModel
-
-T = TypeVar("T")
-
-#: Longer texts, and more ids, are worked on in a thread.
-_INLINE = 4096
 
 
 async def tokenize(
@@ -37,8 +31,3 @@ def with_special_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     dressed = tokenizer.encode("a")
     before = next(at for at in range(len(dressed)) if dressed[at : at + len(bare)] == bare)
     return [*dressed[:before], *ids, *dressed[before + len(bare) :]]
-
-
-async def off_loop(work: Callable[[], T], size: int) -> T:
-    """The result of `work`, done in a thread if `size` is large."""
-    return work() if size <= _INLINE else await asyncio.to_thread(work)

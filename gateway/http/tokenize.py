@@ -13,9 +13,10 @@ from gateway.http.formats import Json
 from gateway.http.refused import refuse_unsupported
 from gateway.http.schemas import Body, ChatCompletionBody, ChatMessage
 from gateway.http.services import HttpServices
+from gateway.off_loop import off_loop
 from gateway.prompts import chat_prompt
 from gateway.serving import ServingModel
-from gateway.tokens import detokenize, off_loop, tokenize, with_special_tokens
+from gateway.tokens import detokenize, tokenize, with_special_tokens
 
 
 class TokenizeBody(ChatCompletionBody):
