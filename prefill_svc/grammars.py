@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from common.engine.grammar import Grammar
 from common.errors import InvalidRequest, Overloaded
+from common.sampling import GrammarKind
 from prefill_svc.request import Cancel, Ended, PrefillOutput, PrefillRequest
 
 Key = tuple[str, int]
@@ -28,7 +29,7 @@ class GrammarGate:
     def __init__(
         self,
         *,
-        load: Callable[[bytes], "Future[Grammar]"],
+        load: Callable[[GrammarKind, bytes], "Future[Grammar]"],
         admit: Callable[[PrefillRequest], None],
         deliver: Callable[[Sequence[PrefillOutput]], None],
     ) -> None:
@@ -47,7 +48,11 @@ class GrammarGate:
         if key in self._waiting:
             self._deliver([Ended(*key, "rejected", "transfer_id: it is running already")])
             return
-        grammar = self._waiting[key] = asyncio.wrap_future(self._load(compiled_grammar))
+        spec = request.params.grammar
+        if spec is None:
+            self._deliver([Ended(*key, "rejected", "compiled_grammar: there is no grammar that it could be")])
+            return
+        grammar = self._waiting[key] = asyncio.wrap_future(self._load(spec.kind, compiled_grammar))
         grammar.add_done_callback(lambda _: self._loaded(request, grammar))
 
     def cancel(self, cancel: Cancel) -> bool:

@@ -17,6 +17,7 @@ from common.pb.tandem.v1 import prefill_pb2 as pb
 from common.pb.tandem.v1 import prefill_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import Manifest
 from common.rpc.convert import logprobs_to_proto, sampling_from_proto
+from common.sampling import GrammarKind
 from common.telemetry.tracing import context_from, record_span
 from kv_store.staging import SlotGrant
 from kv_store.transfer.worker import KVTransfer
@@ -77,7 +78,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         manifest: Manifest,
         transfer: KVTransfer,
         post: Callable[[object], None],
-        load_grammar: Callable[[bytes], "Future[Grammar]"],
+        load_grammar: Callable[[GrammarKind, bytes], "Future[Grammar]"],
         tracer: Tracer,
     ) -> None:
         self._worker_id = worker_id

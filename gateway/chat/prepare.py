@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from common.errors import InvalidRequest
-from common.sampling import GrammarSpec
+from common.sampling import GrammarKind, GrammarSpec
 from common.text.chat_prompt import ChatPrompt
-from common.text.tokenizer import Tokenizer
-from gateway.chat import reasoning
+from common.text.marks import END_THINK, MARKS, THINK, special_mark_ids
 from gateway.chat.fields import ChatFields
 from gateway.chat.parts import AnswerParser
 from gateway.chat.plain import PlainParser
@@ -65,8 +63,8 @@ async def prepare_chat(
         prompt_field=fields.messages,
         max_tokens_field=fields.max_tokens,
     )
-    marks = [*(format_.marks if format_ else ()), *(reasoning.MARKS if model.reasoning else ())]
-    text = replace(prepared.text, kept_special_ids=_special_ids(model.tokenizer, marks))
+    marks = _kept_marks(format_, prepared.generation.params.grammar, reasoning=model.reasoning)
+    text = replace(prepared.text, kept_special_ids=special_mark_ids(model.tokenizer, marks))
     return PreparedChat(replace(prepared, text=text), lambda: _new_parser(chat, use, format_, thinking))
 
 
@@ -78,7 +76,7 @@ def _thinking(chat: ChatInput, prompt: ChatPrompt) -> Thinking:
     if final.strip():
         return Thinking.CLOSED
     before = prompt.text[: len(prompt.text) - len(final)].rstrip()
-    return thinking_of(before[-max(map(len, reasoning.MARKS)) :])
+    return thinking_of(before[-max(len(THINK), len(END_THINK)) :])
 
 
 def _grammar(
@@ -94,9 +92,10 @@ def _grammar(
     held = held_tools(tools, use, fields) if use.tools else []
     if asked is None and not use.required:
         strict = any(tool.strict for tool in held)
-        return _free_text(model.tokenizer, format_, held, use) if format_ is not None and strict else None
-    if thinking is not Thinking.CLOSED and _special_ids(model.tokenizer, [reasoning.END]):
-        thinking = _without_thoughts(thinking, "tool_choice" if use.required else fields.grammar)
+        if format_ is None or not strict:
+            return None
+        # Words and thoughts as the model likes; functions that are strict are held to their schemas.
+        return structural_tag(format_.text_and_calls(held, parallel=use.parallel))
     nodes = [] if asked is None or use.required else [node_of(asked)]
     if format_ is not None:
         nodes.append(format_.calls(held, parallel=use.parallel))
@@ -105,27 +104,14 @@ def _grammar(
     return structural_tag(behind_thoughts(nodes[0] if len(nodes) == 1 else either(*nodes), thinking))
 
 
-def _without_thoughts(thinking: Thinking, field: str) -> Thinking:
-    """For models that end their thoughts with a special token, which no grammar lets through: they answer at once."""
-    if thinking is Thinking.OPEN:
-        message = f"{field}: not available while this model thinks; switch its thinking off"
-        raise InvalidRequest(message, field=field, code="unsupported_parameter")
-    return Thinking.CLOSED
+def _kept_marks(format_: ToolFormat | None, grammar: GrammarSpec | None, *, reasoning: bool) -> Sequence[str]:
+    """Marks whose text counts where they are special tokens: those that a parser looks for.
 
-
-def _free_text(tokenizer: Tokenizer, format_: ToolFormat, held: Sequence[Tool], use: ToolUse) -> GrammarSpec | None:
-    """Words and thoughts as the model likes; functions that are strict are held to their schemas.
-
-    Where calls begin with a special token they cannot be held without being forbidden: grammars are about text.
+    In structural tags workers take every mark for its text, wherever it stands, so that here it must come out as well.
     """
-    if format_.begin and _special_ids(tokenizer, [format_.begin]):
-        return None
-    return structural_tag(format_.text_and_calls(held, parallel=use.parallel))
-
-
-def _special_ids(tokenizer: Tokenizer, marks: Sequence[str]) -> frozenset[int]:
-    ids = (tokenizer.token_id(mark) for mark in marks)
-    return frozenset(id_ for id_ in ids if id_ in tokenizer.special_ids)
+    if grammar is not None and grammar.kind is GrammarKind.STRUCTURAL_TAG:
+        return MARKS
+    return [*(format_.marks if format_ else ()), *((THINK, END_THINK) if reasoning else ())]
 
 
 def _new_parser(chat: ChatInput, use: ToolUse, format_: ToolFormat | None, thinking: Thinking) -> AnswerParser:

@@ -7,15 +7,11 @@ from enum import Enum
 
 from common.errors import ConfigError
 from common.text.chat_template import ChatTemplate
+from common.text.marks import END_THINK, THINK
 from common.text.tokenizer import Tokenizer
 from gateway.chat.parts import AnswerParser, Part, ReasoningPart, TextPart
 from gateway.chat.structure import Node, any_text, optional, regex, sequence, tag
 from gateway.chat.tools.reader import held_suffix
-
-BEGIN = "<think>"
-END = "</think>"
-MARKS = (BEGIN, END)
-
 
 #: What `--reasoning-parser` takes.
 REASONING_PARSERS = ("auto", "think", "none")
@@ -30,7 +26,7 @@ def reasons(option: str, template: ChatTemplate, tokenizer: Tokenizer) -> bool:
         parsers = ", ".join(REASONING_PARSERS)
         raise ConfigError(f"the reasoning parser must be one of {parsers}", field="reasoning_parser")
     if option == "auto":
-        return END in template.tool_source or tokenizer.token_id(END) is not None
+        return END_THINK in template.tool_source or tokenizer.token_id(END_THINK) is not None
     return option == "think"
 
 
@@ -47,7 +43,7 @@ class Thinking(Enum):
 
 def thinking_of(prompt_end: str) -> Thinking:
     """Args: the end of the prompt behind everything that clients wrote, or of the message that is continued."""
-    begin, end = prompt_end.rfind(BEGIN), prompt_end.rfind(END)
+    begin, end = prompt_end.rfind(THINK), prompt_end.rfind(END_THINK)
     if begin == end:
         return Thinking.FREE
     return Thinking.OPEN if begin > end else Thinking.CLOSED
@@ -57,9 +53,9 @@ def behind_thoughts(answer: Node, thinking: Thinking) -> Node:
     """A grammar that begins where the thoughts end."""
     blanks = regex(r"\n{0,2}")
     if thinking is Thinking.OPEN:
-        return sequence(tag("", any_text(), END), blanks, answer)
+        return sequence(tag("", any_text(), END_THINK), blanks, answer)
     if thinking is Thinking.FREE:
-        return sequence(optional(sequence(tag(BEGIN, any_text(), END), blanks)), answer)
+        return sequence(optional(sequence(tag(THINK, any_text(), END_THINK), blanks)), answer)
     return answer
 
 
@@ -130,12 +126,12 @@ class ReasoningParser:
             self._lead.append(self._buffer)
             self._buffer = ""
             return
-        if len(rest) < len(BEGIN) and BEGIN.startswith(rest):
+        if len(rest) < len(THINK) and THINK.startswith(rest):
             return
         self._take_lead()
-        if rest.startswith(BEGIN):
+        if rest.startswith(THINK):
             self._place = _Place.THOUGHTS
-            cut = len(self._buffer) - len(rest) + len(BEGIN)
+            cut = len(self._buffer) - len(rest) + len(THINK)
             if not self._separate:
                 parts.append(TextPart(self._buffer[:cut]))
             self._buffer = self._buffer[cut:]
@@ -150,13 +146,13 @@ class ReasoningParser:
         self._lead.clear()
 
     def _think(self, parts: list[Part]) -> None:
-        thought, mark, rest = self._buffer.partition(END)
+        thought, mark, rest = self._buffer.partition(END_THINK)
         if not mark:
-            shown = len(self._buffer) - held_suffix(self._buffer, END)
+            shown = len(self._buffer) - held_suffix(self._buffer, END_THINK)
             self._show_thought(self._buffer[:shown], parts)
             self._buffer = self._buffer[shown:]
             return
-        self._show_thought(thought if self._separate else thought + END, parts)
+        self._show_thought(thought if self._separate else thought + END_THINK, parts)
         self._thought, self._buffer, self._place = True, rest, _Place.ANSWER
         self.reasoning_characters = self._received - len(rest)
 

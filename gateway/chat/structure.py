@@ -1,6 +1,7 @@
 """Builds structural tags (`GrammarKind.STRUCTURAL_TAG`): grammars for text in which calls follow their marks.
 
-Nodes are the plain JSON that xgrammar reads. Nothing is compiled here; the workers do that.
+Nodes are the plain JSON that xgrammar reads. Nothing is compiled here; the workers do that. A mark in them
+(`common/text/marks.py`) stands for its letters and, where the model has one, for the special token too.
 """
 
 import json
@@ -19,6 +20,10 @@ def schema(json_schema: Mapping[str, Any] | None) -> Node:
 
 def regex(pattern: str) -> Node:
     return {"type": "regex", "pattern": pattern}
+
+
+def const_string(value: str) -> Node:
+    return {"type": "const_string", "value": value}
 
 
 def any_text() -> Node:

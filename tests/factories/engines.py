@@ -51,7 +51,7 @@ def compile_regex(regex: str) -> Grammar:
     return Grammar(compiled, str(compiled.serialize_json()).encode())
 
 
-def no_grammar(_: object) -> "Future[Grammar]":
+def no_grammar(*_: object) -> "Future[Grammar]":
     """Compiles, or loads, grammars where there are none."""
     raise AssertionError("nothing here has a grammar")
 

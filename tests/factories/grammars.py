@@ -14,8 +14,8 @@ class Grammars:
         self.asked: list[object] = []
         self.futures: list[Future[Grammar]] = []
 
-    def __call__(self, what: object) -> "Future[Grammar]":
-        self.asked.append(what)
+    def __call__(self, *what: object) -> "Future[Grammar]":
+        self.asked.append(what if len(what) > 1 else what[0])
         self.futures.append(Future())
         return self.futures[-1]
 

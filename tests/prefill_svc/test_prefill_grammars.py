@@ -52,7 +52,7 @@ async def test_the_engine_gets_it_with_its_grammar_and_others_overtake_it(worker
         await stream.send(run(8))
         [other] = await worker.posts.wait_for(Run)
         assert other.request.transfer_id == 8 and other.request.grammar is None
-        assert grammars.asked == [b"compiled"] and worker.servicer.num_loading == 1
+        assert grammars.asked == [(SPEC.kind, b"compiled")] and worker.servicer.num_loading == 1
         grammar = grammars.finish()
         _, found = await worker.posts.wait_for(Run, 2)
         assert found.request.transfer_id == 7 and found.request.grammar is grammar
@@ -95,6 +95,16 @@ async def test_bytes_that_are_no_grammar_are_named() -> None:
         assert terminal.outcome == pb.TRANSFER_OUTCOME_REJECTED
         assert terminal.message.startswith("compiled_grammar: ")
     loader.close()
+
+
+async def test_bytes_beside_no_grammar_are_refused(worker: Worker, grammars: Grammars) -> None:
+    command = run()
+    command.run.compiled_grammar = b"compiled"
+    async with worker.paired() as stream:
+        await stream.send(command)
+        terminal = (await stream.read()).terminal
+        assert terminal.outcome == pb.TRANSFER_OUTCOME_REJECTED
+        assert terminal.message.startswith("compiled_grammar: ") and grammars.asked == []
 
 
 @pytest.mark.parametrize("kind", [0, 99])

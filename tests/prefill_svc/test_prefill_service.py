@@ -19,7 +19,7 @@ from common.pb.tandem.v1.transport_pb2 import SlotGrant as SlotGrantMessage
 from common.pb.tandem.v1.transport_pb2 import TransportPeer
 from common.rpc.convert import sampling_to_proto
 from common.rpc.status import FIELD_KEY
-from common.sampling import Candidate, SampledToken, SamplingParams, TokenLogprobs
+from common.sampling import Candidate, GrammarKind, SampledToken, SamplingParams, TokenLogprobs
 from common.telemetry.tracing import traceparent_of
 from kv_store.staging import SlotGrant
 from kv_store.transport.base import PeerUnreachable
@@ -32,7 +32,9 @@ PARAMS = SamplingParams(temperature=0.5, seed=2**63 + 1, logit_bias={3: -1.0}, l
 
 
 class Worker:
-    def __init__(self, load_grammar: Callable[[bytes], "Future[Grammar]"] = no_grammar, **manifest: Any) -> None:
+    def __init__(
+        self, load_grammar: Callable[[GrammarKind, bytes], "Future[Grammar]"] = no_grammar, **manifest: Any
+    ) -> None:
         self.posts = Posts()
         self.transfer = FakePairing("prefill-agent")
         self.servicer = PrefillServicer(

@@ -34,6 +34,8 @@ _PR_SET_PDEATHSIG = 1
 _STACK_BYTES = 4 << 20
 #: Tokens of a random output whose masks are timed.
 _TRIED_TOKENS = 32
+#: No job ends with these by itself; the kernel sends SIGKILL when the machine has no memory left.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 #: The library's messages start with a time and a line of its source, and go on with the condition that failed.
 _NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 _LONGEST_MESSAGE = 300
@@ -91,7 +93,9 @@ class JobCompiler:
     def __init__(self, vocabulary: Vocabulary, limits: CompileLimits) -> None:
         self._vocabulary = vocabulary
         self._limits = limits
-        self._compiler = xgrammar.GrammarCompiler(vocabulary.info, max_threads=1, cache_enabled=False)
+        self._plain = self._marked = _compiler(vocabulary.plain)
+        if vocabulary.marked is not vocabulary.plain:
+            self._marked = _compiler(vocabulary.marked)
 
     def run(self, job: bytes) -> Reply:
         """Compile a job (see `encode_job`), within the limits whatever it is."""
@@ -111,6 +115,8 @@ class JobCompiler:
             return Tag.STARVED, f"not compiled within {self._limits.wall_seconds:g} s: the machine is busy".encode()
         if status == 0 and reply:
             return Tag(reply[0]), reply[1:]
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FROM_OUTSIDE:
+            return Tag.STARVED, b"not compiled: something else ended the compiler, the machine may be out of memory"
         return Tag.REFUSED, self._words_for(status).encode()
 
     def _words_for(self, status: int) -> str:
@@ -150,12 +156,14 @@ class JobCompiler:
     def _compile(self, job: bytes) -> Reply:
         values = json.loads(job)
         try:
-            compiled = compile_source(self._compiler, GrammarKind(values["kind"]), values["source"])
+            kind = GrammarKind(values["kind"])
+            compiler = self._plain if self._vocabulary.table(kind) is self._vocabulary.plain else self._marked
+            compiled = compile_source(compiler, kind, values["source"])
             serialized = str(compiled.serialize_json()).encode()
             if len(serialized) > self._limits.output_bytes:
                 raise TooComplex(f"its compiled form exceeds {self._limits.output_bytes >> 10} KiB")
             del compiled
-            self._try(self._vocabulary.load_grammar(serialized))
+            self._try(self._vocabulary.load_grammar(kind, serialized))
         except TooComplex as error:
             return Tag.REFUSED, f"too complex: {error}".encode()
         except MemoryError:
@@ -188,6 +196,10 @@ class JobCompiler:
                 break
         if time.process_time() - started > count * allowance:
             raise TooComplex(f"following it takes more than {math.ceil(allowance * 1000)} ms a token")
+
+
+def _compiler(table: xgrammar.TokenizerInfo) -> xgrammar.GrammarCompiler:
+    return xgrammar.GrammarCompiler(table, max_threads=1, cache_enabled=False)
 
 
 def encode_job(kind: GrammarKind, source: str) -> bytes:

@@ -168,7 +168,7 @@ class GrammarCompiler:
         match tag:
             case Tag.COMPILED:
                 assert self._vocabulary is not None
-                return self._vocabulary.load_grammar(payload)
+                return self._vocabulary.load_grammar(spec.kind, payload)
             case Tag.STARVED:
                 return Overloaded(payload.decode(), retry_after=_RETRY_AFTER)
             case Tag.REFUSED:

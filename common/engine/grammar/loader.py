@@ -6,6 +6,7 @@ from common.engine.grammar.cache import GrammarCache, digest
 from common.engine.grammar.grammar import Grammar
 from common.engine.grammar.vocabulary import Vocabulary
 from common.errors import InvalidRequest, Overloaded
+from common.sampling import GrammarKind
 
 
 class GrammarLoader:
@@ -18,14 +19,14 @@ class GrammarLoader:
         self._cache = GrammarCache(cache_bytes)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-loader")
 
-    def load(self, serialized: bytes) -> "Future[Grammar]":
-        """The grammar that these bytes are.
+    def load(self, kind: GrammarKind, serialized: bytes) -> "Future[Grammar]":
+        """The grammar of this kind that these bytes are.
 
         The future fails with InvalidRequest, naming `compiled_grammar`, if they are none of this model's; with
         Overloaded after `close`.
         """
         try:
-            return self._executor.submit(self._load, serialized)
+            return self._executor.submit(self._load, kind, serialized)
         except RuntimeError:
             # The one thing that an executor refuses for.
             refused: Future[Grammar] = Future()
@@ -36,14 +37,14 @@ class GrammarLoader:
         """Finish what was asked for, which takes milliseconds, and end the thread."""
         self._executor.shutdown()
 
-    def _load(self, serialized: bytes) -> Grammar:
+    def _load(self, kind: GrammarKind, serialized: bytes) -> Grammar:
         if self._vocabulary is None:
             raise InvalidRequest("this worker's model takes no grammars", field="compiled_grammar")
-        key = digest(serialized)
+        key = digest(kind.value.encode(), serialized)
         entry = self._cache.get(key)
         if not isinstance(entry, Grammar):
             try:
-                entry = self._vocabulary.load_grammar(serialized)
+                entry = self._vocabulary.load_grammar(kind, serialized)
             except ValueError as error:
                 raise InvalidRequest(str(error), field="compiled_grammar") from error
             self._cache.put(key, entry)

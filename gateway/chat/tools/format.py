@@ -23,11 +23,6 @@ class ToolFormat(Protocol):
         """What begins, parts or ends calls; where a mark is a special token, its text must reach the parser."""
         ...
 
-    @property
-    def begin(self) -> str:
-        """What every call begins with; "" if nothing does."""
-        ...
-
     def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
         """A parser for one choice.
 

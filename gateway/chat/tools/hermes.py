@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.text.marks import END_TOOL_CALL, TOOL_CALL
 from gateway.chat.parts import AnswerParser, Part
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node, schema, tag, tags, triggered
@@ -17,17 +18,13 @@ from gateway.chat.tools.open_call import OpenCall
 from gateway.chat.tools.reader import JsonCall, held_suffix
 from gateway.chat.tools.writer import PartWriter
 
-BEGIN = "<tool_call>"
-END = "</tool_call>"
-
 
 @dataclass(frozen=True, slots=True)
 class HermesFormat:
     """See the module."""
 
     name: str = "hermes"
-    marks: Sequence[str] = (BEGIN, END)
-    begin: str = BEGIN
+    marks: Sequence[str] = (TOOL_CALL, END_TOOL_CALL)
 
     def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
         return HermesParser(PartWriter(new_call_id, parallel=parallel))
@@ -36,18 +33,18 @@ class HermesFormat:
         return tags([_tag(tool) for tool in tools], "\n", one=not parallel)
 
     def text_and_calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
-        return triggered([BEGIN], [_tag(tool) for tool in tools], one=not parallel)
+        return triggered([TOOL_CALL], [_tag(tool) for tool in tools], one=not parallel)
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
-        return "\n".join(f"{BEGIN}\n{call_json(*call)}\n{END}" for call in calls)
+        return "\n".join(f"{TOOL_CALL}\n{call_json(*call)}\n{END_TOOL_CALL}" for call in calls)
 
     def template_id(self, call_id: str) -> str:
         return call_id
 
 
 def _tag(tool: Tool) -> Node:
-    begin = f'{BEGIN}\n{{"name": {json.dumps(tool.name)}, "arguments": '
-    return tag(begin, schema(tool.parameters), f"}}\n{END}")
+    begin = f'{TOOL_CALL}\n{{"name": {json.dumps(tool.name)}, "arguments": '
+    return tag(begin, schema(tool.parameters), f"}}\n{END_TOOL_CALL}")
 
 
 class HermesParser:
@@ -85,19 +82,19 @@ class HermesParser:
         return self._look_for_call() if self._call is None else self._read(self._call)
 
     def _look_for_call(self) -> bool:
-        before, mark, after = self._buffer.partition(BEGIN)
+        before, mark, after = self._buffer.partition(TOOL_CALL)
         if mark:
             self._writer.text(before)
-            self._buffer, self._call = after, OpenCall(JsonCall(), self._writer, BEGIN)
+            self._buffer, self._call = after, OpenCall(JsonCall(), self._writer, TOOL_CALL)
             return True
-        shown = len(self._buffer) - held_suffix(self._buffer, BEGIN)
+        shown = len(self._buffer) - held_suffix(self._buffer, TOOL_CALL)
         self._writer.text(self._buffer[:shown])
         self._buffer = self._buffer[shown:]
         return False
 
     def _read(self, call: OpenCall) -> bool:
-        self._buffer = self._buffer[call.feed(self._buffer, end_mark=END) :]
-        if self._buffer.startswith(END):
+        self._buffer = self._buffer[call.feed(self._buffer, end_mark=END_TOOL_CALL) :]
+        if self._buffer.startswith(END_TOOL_CALL):
             call.end()
         if call.over:
             self._settle(call)
@@ -115,8 +112,8 @@ class HermesParser:
 
     def _skip_end(self) -> bool:
         self._buffer = self._buffer.lstrip()
-        if len(self._buffer) < len(END) and END.startswith(self._buffer):
+        if len(self._buffer) < len(END_TOOL_CALL) and END_TOOL_CALL.startswith(self._buffer):
             return False
-        self._buffer = self._buffer.removeprefix(END)
+        self._buffer = self._buffer.removeprefix(END_TOOL_CALL)
         self._behind_call = False
         return True

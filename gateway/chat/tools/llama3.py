@@ -9,15 +9,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.text.marks import PYTHON_TAG
 from gateway.chat.parts import AnswerParser, Part
 from gateway.chat.request import Tool
-from gateway.chat.structure import Node, schema, tag, tags, triggered
+from gateway.chat.structure import Node, const_string, optional, schema, sequence, tag, tags, triggered
 from gateway.chat.tools.format import call_json, new_call_id
 from gateway.chat.tools.open_call import OpenCall
 from gateway.chat.tools.reader import JsonCall, held_suffix
 from gateway.chat.tools.writer import PartWriter
 
-MARK = "<|python_tag|>"
 _SEPARATOR = ";"
 
 
@@ -26,17 +26,20 @@ class Llama3Format:
     """See the module."""
 
     name: str = "llama3"
-    marks: Sequence[str] = (MARK,)
-    begin: str = ""
+    marks: Sequence[str] = (PYTHON_TAG,)
 
     def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
         return Llama3Parser(names, PartWriter(new_call_id, parallel=parallel))
 
     def calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
-        return tags([_tag(tool) for tool in tools], "; ", one=not parallel)
+        bare = tags([_tag(tool) for tool in tools], "; ", one=not parallel)
+        return sequence(optional(const_string(PYTHON_TAG)), bare)
 
     def text_and_calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
-        return triggered([_begin(tool) for tool in tools], [_tag(tool) for tool in tools], one=not parallel)
+        # Behind the mark an object is a call however it is written.
+        marked = [_tag(tool, lead=PYTHON_TAG) for tool in tools]
+        bare = [_tag(tool) for tool in tools]
+        return triggered([PYTHON_TAG, *map(_begin, tools)], [*marked, *bare], one=not parallel)
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         return "; ".join(call_json(*call, key="parameters") for call in calls)
@@ -49,8 +52,8 @@ def _begin(tool: Tool) -> str:
     return f'{{"name": {json.dumps(tool.name)}, "parameters": '
 
 
-def _tag(tool: Tool) -> Node:
-    return tag(_begin(tool), schema(tool.parameters), "}")
+def _tag(tool: Tool, *, lead: str = "") -> Node:
+    return tag(lead + _begin(tool), schema(tool.parameters), "}")
 
 
 class Llama3Parser:
@@ -107,12 +110,12 @@ class Llama3Parser:
         rest = self._buffer.lstrip()
         self._lead += self._buffer[: len(self._buffer) - len(rest)]
         self._buffer = rest
-        if len(rest) < len(MARK) and MARK.startswith(rest):
+        if len(rest) < len(PYTHON_TAG) and PYTHON_TAG.startswith(rest):
             return False
-        if rest.startswith(MARK):
-            self._lead, self._buffer = self._lead + MARK, rest[len(MARK) :]
+        if rest.startswith(PYTHON_TAG):
+            self._lead, self._buffer = self._lead + PYTHON_TAG, rest[len(PYTHON_TAG) :]
         elif rest.startswith("{"):
-            reader = JsonCall(None if MARK in self._lead else self._names)
+            reader = JsonCall(None if PYTHON_TAG in self._lead else self._names)
             self._call = OpenCall(reader, self._writer, self._lead)
             self._lead = ""
         else:
@@ -121,12 +124,12 @@ class Llama3Parser:
         return True
 
     def _look_for_mark(self) -> bool:
-        before, mark, after = self._buffer.partition(MARK)
+        before, mark, after = self._buffer.partition(PYTHON_TAG)
         if mark:
             self._writer.text(before)
-            self._buffer, self._lead, self._may_call = after, MARK, True
+            self._buffer, self._lead, self._may_call = after, PYTHON_TAG, True
             return True
-        shown = len(self._buffer) - held_suffix(self._buffer, MARK)
+        shown = len(self._buffer) - held_suffix(self._buffer, PYTHON_TAG)
         self._writer.text(self._buffer[:shown])
         self._buffer = self._buffer[shown:]
         return False

@@ -12,17 +12,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.text.marks import ARGS, CALL_ID, TOOL_CALLS
 from gateway.chat.parts import AnswerParser, Part
 from gateway.chat.request import Tool
-from gateway.chat.structure import Node, schema, tag, tags, triggered
+from gateway.chat.structure import Node, const_string, optional, regex, schema, sequence, tag, tags, triggered
 from gateway.chat.tools.format import call_json
 from gateway.chat.tools.open_call import OpenCall
 from gateway.chat.tools.reader import CallReader, JsonCall, NamedCall, held_suffix
 from gateway.chat.tools.writer import PartWriter
 
-MARK = "[TOOL_CALLS]"
-ARGS = "[ARGS]"
-CALL_ID = "[CALL_ID]"
 #: The templates refuse ids of any other form.
 _ID = re.compile(r"[a-zA-Z0-9]{9}")
 _ID_LETTERS = string.ascii_letters + string.digits
@@ -30,30 +28,38 @@ _ID_LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class MistralFormat:
-    """`named`: the model writes the newer form."""
+    """See the module.
+
+    Attributes:
+        named: the model writes the newer form.
+        with_ids: it writes an id between a call's name and its arguments, which is read over.
+    """
 
     named: bool = False
+    with_ids: bool = False
     name: str = "mistral"
-    marks: Sequence[str] = (MARK, ARGS, CALL_ID)
-    begin: str = MARK
+    marks: Sequence[str] = (TOOL_CALLS, ARGS, CALL_ID)
 
     def new_parser(self, names: Collection[str], *, parallel: bool) -> AnswerParser:
         return MistralParser(PartWriter(_new_id, parallel=parallel))
 
     def calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
         if self.named:
-            return tags([_named_tag(tool) for tool in tools], "", one=not parallel)
+            return tags(self._named_tags(tools), "", one=not parallel)
         return _list_tag(tools, parallel=parallel)
 
     def text_and_calls(self, tools: Sequence[Tool], *, parallel: bool) -> Node:
         if self.named:
-            return triggered([MARK], [_named_tag(tool) for tool in tools], one=not parallel)
-        return triggered([MARK], [_list_tag(tools, parallel=parallel)], one=not parallel)
+            return triggered([TOOL_CALLS], self._named_tags(tools), one=not parallel)
+        return triggered([TOOL_CALLS], [_list_tag(tools, parallel=parallel)], one=not parallel)
+
+    def _named_tags(self, tools: Sequence[Tool]) -> list[Node]:
+        return [_named_tag(tool, with_id=self.with_ids) for tool in tools]
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         if self.named:
-            return "".join(f"{MARK}{name}{ARGS}{json.dumps(value, ensure_ascii=False)}" for name, value in calls)
-        return f"{MARK}[{', '.join(call_json(*call) for call in calls)}]"
+            return "".join(f"{TOOL_CALLS}{name}{ARGS}{json.dumps(value, ensure_ascii=False)}" for name, value in calls)
+        return f"{TOOL_CALLS}[{', '.join(call_json(*call) for call in calls)}]"
 
     def template_id(self, call_id: str) -> str:
         """Ids of other services become nine letters too, the same ones each time."""
@@ -67,13 +73,17 @@ def _new_id() -> str:
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))
 
 
-def _named_tag(tool: Tool) -> Node:
-    return tag(f"{MARK}{tool.name}{ARGS}", schema(tool.parameters), "")
+def _named_tag(tool: Tool, *, with_id: bool) -> Node:
+    arguments = sequence(const_string(ARGS), schema(tool.parameters))
+    if with_id:
+        arguments = sequence(optional(sequence(const_string(CALL_ID), regex(_ID.pattern))), arguments)
+    return tag(f"{TOOL_CALLS}{tool.name}", arguments, "")
 
 
 def _list_tag(tools: Sequence[Tool], *, parallel: bool) -> Node:
     items = [tag(f'{{"name": {json.dumps(tool.name)}, "arguments": ', schema(tool.parameters), "}") for tool in tools]
-    return tag(f"{MARK}[", tags(items, ", ", one=not parallel), "]")
+    # Some tokenizers have a token for the bracket with the space that the templates put before it.
+    return tag(TOOL_CALLS, sequence(regex(r" ?\["), tags(items, ", ", one=not parallel)), "]")
 
 
 class MistralParser:
@@ -118,13 +128,13 @@ class MistralParser:
         return self._look_for_call() if self._may_call else self._look_for_mark()
 
     def _look_for_mark(self) -> bool:
-        before, mark, after = self._buffer.partition(MARK)
+        before, mark, after = self._buffer.partition(TOOL_CALLS)
         if mark:
             self._writer.text(before)
-            self._buffer, self._lead = after, MARK
+            self._buffer, self._lead = after, TOOL_CALLS
             self._may_call, self._in_list = True, False
             return True
-        shown = len(self._buffer) - held_suffix(self._buffer, MARK)
+        shown = len(self._buffer) - held_suffix(self._buffer, TOOL_CALLS)
         self._writer.text(self._buffer[:shown])
         self._buffer = self._buffer[shown:]
         return False

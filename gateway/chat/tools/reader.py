@@ -9,12 +9,14 @@ from collections.abc import Collection
 from enum import Enum
 from typing import Any, Protocol
 
+from common.text.marks import ARGS, CALL_ID
+
 _OPENS_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*\{\Z')
 #: The longest piece of text that the pattern above needs to see; blanks beyond that make it a call read as a whole.
 _OPENING_CHARACTERS = 64
 #: What an object that is a call may begin with; any other first key ends the suspicion at once.
 _FIRST_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
-_NAMED_HEAD = re.compile(r"([\w.-]{1,256})\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\]\s*)?\{")
+_NAMED_HEAD = re.compile(rf"([\w.-]{{1,256}})\s*(?:{re.escape(CALL_ID)}\s*[\w-]+\s*)?(?:{re.escape(ARGS)}\s*)?\{{")
 _NAMED_CHARACTER = re.compile(r"[\w.\-\[\]\s{]")
 _LONGEST_NAMED_HEAD = 512
 

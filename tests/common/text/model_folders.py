@@ -1,7 +1,7 @@
 """Makes tiny tokenizer folders: byte-level BPE with a ChatML template, and a SentencePiece-like one."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,13 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def byte_level_folder(folder: Path, *, template: str | None = CHATML, **config: Any) -> Path:
-    """A folder as SmolLM2's: no begin token, `<|im_end|>` as end token, one added token that is not special."""
+def byte_level_folder(
+    folder: Path, *, template: str | None = CHATML, special: Sequence[str] = (), **config: Any
+) -> Path:
+    """A folder as SmolLM2's: no begin token, `<|im_end|>` as end token, one added token that is not special.
+
+    `special`: further special tokens.
+    """
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -41,6 +46,7 @@ def byte_level_folder(folder: Path, *, template: str | None = CHATML, **config: 
     )
     library.train_from_iterator(SENTENCES, trainer)
     library.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    library.add_special_tokens(list(special))
     folder.mkdir(parents=True, exist_ok=True)
     library.save(str(folder / "tokenizer.json"))
     settings = {

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import tokenizers
-
 from gateway.serving import ServingModel
 from tests.common.text.model_folders import CHATML, byte_level_folder
 
@@ -135,6 +133,9 @@ MISTRAL_NAMED = """\
 {%- endfor %}
 """
 
+#: As those between the two: an id before the arguments.
+MISTRAL_IDS = MISTRAL_NAMED.replace("+ '[ARGS]'", "+ '[CALL_ID]' + call.id + '[ARGS]'")
+
 TEMPLATES = {
     "chatml": CHATML,
     "qwen": QWEN,
@@ -143,8 +144,9 @@ TEMPLATES = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "mistral named": MISTRAL_NAMED,
+    "mistral ids": MISTRAL_IDS,
 }
-MISTRAL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[INST]", "[/INST]")
+MISTRAL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[INST]", "[/INST]")
 LLAMA_MARKS = ("<|python_tag|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")
 #: Ids of every model made here are below this.
 VOCAB_SIZE = 420
@@ -159,8 +161,5 @@ def chat_model(
     reasoning_parser: str = "auto",
 ) -> ServingModel:
     """A tiny tokenizer with this template and further special tokens."""
-    path = byte_level_folder(folder, template=template) / "tokenizer.json"
-    library = tokenizers.Tokenizer.from_file(str(path))
-    library.add_special_tokens(list(special))
-    library.save(str(path))
+    byte_level_folder(folder, template=template, special=special)
     return ServingModel.load(folder, "tiny", tool_parser=tool_parser, reasoning_parser=reasoning_parser)

@@ -18,7 +18,7 @@ from gateway.options import GenerationOptions
 from gateway.serving import ServingModel
 from tests.gateway.chat.grammars import accepts, random_text
 from tests.gateway.chat.reading import hear
-from tests.gateway.chat.templates import LLAMA_MARKS, MISTRAL_MARKS, TEMPLATES, VOCAB_SIZE, chat_model
+from tests.gateway.chat.templates import MISTRAL_MARKS, TEMPLATES, VOCAB_SIZE, chat_model
 
 LIMITS = ServingLimits(16384, VOCAB_SIZE)
 REQUIRED, AUTO, NONE = ToolChoice(ToolMode.REQUIRED), ToolChoice(ToolMode.AUTO), ToolChoice(ToolMode.NONE)
@@ -89,6 +89,7 @@ WRITTEN = {
     "llama": '{{"name": "f", "parameters": {}}}',
     "mistral": '[TOOL_CALLS][{{"name": "f", "arguments": {}}}]',
     "mistral named": "[TOOL_CALLS]f[ARGS]{}",
+    "mistral ids": "[TOOL_CALLS]f[CALL_ID]aBc456789[ARGS]{}",
 }
 
 
@@ -108,25 +109,6 @@ async def test_strict_functions_are_held_once_a_call_begins(models: dict[str, Se
     one = grammar_of(await prepared(models[name], tools=strict, parallel_tool_calls=False))
     assert accepts(one, "Well: " + call(good))
     assert not accepts(one, call(good) + call(good))
-
-
-async def test_strict_calls_that_begin_with_a_special_token_are_not_forbidden(tmp_path: Path) -> None:
-    strict = (replace(TOOLS[0], strict=True),)
-    for name, marks, held in (("mistral", MISTRAL_MARKS, False), ("mistral", (), True), ("llama", LLAMA_MARKS, True)):
-        model = chat_model(tmp_path / f"{name}{held}", TEMPLATES[name], marks)
-        assert (grammar_of(await prepared(model, tools=strict)) is not None) is held
-
-
-async def test_thoughts_that_end_with_a_special_token(tmp_path: Path) -> None:
-    r1 = chat_model(tmp_path / "r1", TEMPLATES["r1"], ("<think>", "</think>"))
-    for options, field in (({"tools": ()}, "response_format"), ({"tool_choice": REQUIRED}, "tool_choice")):
-        with pytest.raises(InvalidRequest, match="thinks") as caught:
-            await prepared(r1, JSON, **options)
-        assert caught.value.field == field
-    qwen = chat_model(tmp_path / "qwen", TEMPLATES["qwen thinking"], ("<think>", "</think>"))
-    chat = await prepared(qwen, JSON, tools=())
-    assert grammar_of(chat) is JSON
-    assert chat.prepared.text.kept_special_ids == {qwen.tokenizer.token_id(mark) for mark in ("<think>", "</think>")}
 
 
 async def test_without_strict_functions_auto_is_free(models: dict[str, ServingModel]) -> None:
@@ -220,7 +202,7 @@ async def test_thoughts_may_stay_in_the_text(models: dict[str, ServingModel], tm
 async def test_marks_that_are_special_tokens_reach_the_parser(models: dict[str, ServingModel], tmp_path: Path) -> None:
     model = chat_model(tmp_path, TEMPLATES["mistral"], MISTRAL_MARKS)
     kept = (await prepared(model)).prepared.text.kept_special_ids
-    assert kept == {model.tokenizer.token_id("[TOOL_CALLS]"), model.tokenizer.token_id("[ARGS]")}
+    assert kept == {model.tokenizer.token_id(mark) for mark in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")}
     for options in ({"tools": ()}, {"tool_choice": NONE}):
         assert not (await prepared(model, **options)).prepared.text.kept_special_ids
     assert not (await prepared(models["qwen"])).prepared.text.kept_special_ids

@@ -102,7 +102,7 @@ class TestWhatComesBack:
         output = random_output(here, seed=3)
         pairs = zip(masks_along(there, output), masks_along(here, output), strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs)
-        assert make_vocabulary(bench.tokenizer).load_grammar(there.serialized).serialized == there.serialized
+        assert make_vocabulary(bench.tokenizer).load_grammar(spec.kind, there.serialized).serialized == there.serialized
 
     @pytest.mark.parametrize(("spec", "words"), WRONG.values(), ids=WRONG)
     def test_what_is_wrong_in_words(self, compiler: GrammarCompiler, spec: GrammarSpec, words: str) -> None:
@@ -173,7 +173,7 @@ class TestLimits:
         finally:
             compiler.close()
 
-    @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+    @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE])
     async def test_a_job_that_crashes_is_refused_alone(self, patient: GrammarCompiler, number: signal.Signals) -> None:
         crashing, waiting = patient.compile(endless()), patient.compile(regex("waiting"))
         process = patient.pid
@@ -181,6 +181,19 @@ class TestLimits:
         assert number.name in await asyncio.to_thread(refusal, crashing)
         assert await asyncio.to_thread(waiting.result, PATIENCE)
         assert process == patient.pid
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    async def test_a_job_that_is_ended_from_outside_is_a_shortage_and_not_kept(
+        self, patient: GrammarCompiler, number: signal.Signals
+    ) -> None:
+        """As the kernel does when the machine has no memory left, perhaps for another process' sake."""
+        spec, process = endless(), patient.pid
+        for _ in range(2):
+            running = patient.compile(spec)
+            os.kill(await job_of(patient), number)
+            error = await asyncio.to_thread(running.exception, PATIENCE)
+            assert isinstance(error, Overloaded) and error.retry_after and "memory" in error.message
+        assert await asyncio.to_thread(works, patient, number.name) and process == patient.pid
 
 
 class TestQueue:
@@ -192,7 +205,7 @@ class TestQueue:
         assert isinstance(error, Overloaded) and error.retry_after
         # Those who want what is waited for already need no place.
         waiting.append(patient.compile(regex("two")))
-        os.kill(job, signal.SIGKILL)
+        os.kill(job, signal.SIGABRT)
         await asyncio.to_thread(refusal, running)
         grammars = [await asyncio.to_thread(future.result, PATIENCE) for future in waiting]
         assert grammars[1] is grammars[2] is not grammars[0]
@@ -203,7 +216,7 @@ class TestQueue:
         for future in (patient.compile(endless()), patient.compile(endless())):
             assert future.cancel()
         waiting = patient.compile(regex("one"))
-        os.kill(job, signal.SIGKILL)
+        os.kill(job, signal.SIGABRT)
         await asyncio.to_thread(refusal, running)
         assert await asyncio.to_thread(waiting.result, PATIENCE)
 
@@ -214,7 +227,7 @@ class TestQueue:
         one, other = patient.compile(regex("shared")), patient.compile(regex("shared"))
         # Under way or not, it is only this one's answer that is not wanted.
         assert one.cancel() and patient.compile(spec).cancel()
-        os.kill(job, signal.SIGKILL)
+        os.kill(job, signal.SIGABRT)
         await asyncio.to_thread(refusal, running)
         assert await asyncio.to_thread(other.result, PATIENCE)
 
@@ -236,8 +249,8 @@ class TestProcess:
         os.kill(killed, signal.SIGKILL)
         await eventually(lambda: not is_alive(first))
         await until(lambda: patient.pid not in (None, killed))
-        os.kill(await job_of(patient), signal.SIGKILL)
-        assert "SIGKILL" in await asyncio.to_thread(refusal, running)
+        os.kill(await job_of(patient), signal.SIGABRT)
+        assert "SIGABRT" in await asyncio.to_thread(refusal, running)
 
     async def test_close_ends_it_whatever_it_does(self, vocabulary: Vocabulary) -> None:
         compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=NEVER_STOPPED)

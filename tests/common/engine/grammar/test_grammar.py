@@ -181,7 +181,7 @@ class TestReplay:
     def test_a_serialized_grammar_is_the_same_grammar(self, bench: Bench, spec: GrammarSpec) -> None:
         """For a worker that has read the same folder by itself."""
         here = bench.compile(spec)
-        there = make_vocabulary(bench.tokenizer).load_grammar(here.serialized)
+        there = make_vocabulary(bench.tokenizer).load_grammar(spec.kind, here.serialized)
         assert (there.serialized, there.vocab_size, there.end_token_ids) == (here.serialized, here.vocab_size, END_IDS)
         assert there.num_words == here.num_words == -(-bench.vocab_size // 32)
         for seed in range(5):
@@ -221,7 +221,7 @@ class TestVocabulary:
 
     def test_serialized_it_is_the_same(self, vocabulary: Vocabulary) -> None:
         again = Vocabulary.deserialize(vocabulary.serialize())
-        assert again.info.decoded_vocab == vocabulary.info.decoded_vocab
+        assert again.plain.decoded_vocab == vocabulary.plain.decoded_vocab
         assert again.serialize() == vocabulary.serialize()
 
     def test_a_folder_without_a_tokenizer_and_a_model_without_an_end_have_none(self, tmp_path: Path) -> None:
@@ -229,15 +229,15 @@ class TestVocabulary:
         folder = byte_level_folder(tmp_path / "model")
         assert vocabulary_of_folder(folder, 400, ()) is None
         found = vocabulary_of_folder(folder, 400, END_IDS)
-        assert found is not None and tuple(found.info.stop_token_ids) == END_IDS
+        assert found is not None and tuple(found.plain.stop_token_ids) == END_IDS
 
     @pytest.mark.parametrize("serialized", [b"", b"{}", b"\xff\xfe", b"[1]", b"null"])
     def test_other_bytes_are_no_grammar(self, vocabulary: Vocabulary, serialized: bytes) -> None:
         with pytest.raises(ValueError, match="no compiled grammar"):
-            vocabulary.load_grammar(serialized)
+            vocabulary.load_grammar(GrammarKind.REGEX, serialized)
 
     @pytest.mark.parametrize(("extra", "ends"), [(1, END_IDS), (0, (0, 2))])
     def test_a_grammar_of_another_vocabulary_is_refused(self, bench: Bench, extra: int, ends: tuple[int, ...]) -> None:
         other = Vocabulary.of(bench.tokenizer, bench.vocab_size + extra, ends)
         with pytest.raises(ValueError, match="no compiled grammar"):
-            other.load_grammar(bench.regex("one").serialized)
+            other.load_grammar(GrammarKind.REGEX, bench.regex("one").serialized)

@@ -42,7 +42,7 @@ def no_bugs(error: BaseException) -> None:
 
 def make_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     vocabulary = Vocabulary.of(tokenizer, tokenizer.vocab_size + PADDING, END_IDS)
-    assert vocabulary.info.vocab_size % 32, "a width that hides what happens in the last word"
+    assert vocabulary.plain.vocab_size % 32, "a width that hides what happens in the last word"
     return vocabulary
 
 
@@ -52,11 +52,12 @@ class Bench:
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
-        self.vocab_size: int = vocabulary.info.vocab_size
-        self._compiler = xgrammar.GrammarCompiler(vocabulary.info, max_threads=1, cache_enabled=False)
+        self.vocab_size: int = vocabulary.plain.vocab_size
 
     def compile(self, spec: GrammarSpec) -> Grammar:
-        compiled = compile_source(self._compiler, spec.kind, spec.source)
+        table = self.vocabulary.table(spec.kind)
+        compiler = xgrammar.GrammarCompiler(table, max_threads=1, cache_enabled=False)
+        compiled = compile_source(compiler, spec.kind, spec.source)
         return Grammar(compiled, str(compiled.serialize_json()).encode())
 
     def regex(self, pattern: str) -> Grammar:
