@@ -132,10 +132,13 @@ class Output:
         if not self.has_prompt_logprobs:
             return False
         choice = self._choices[delta.choice] if delta.choice < len(self._choices) else None
-        if choice is None or delta.first_index > len(choice.output_ids):
+        if choice is None:
             return False
         if choice.ended:
+            # Nobody kept count of what came meanwhile.
             return True
+        if delta.first_index > len(choice.output_ids):
+            return False
         known = len(choice.output_ids) - delta.first_index
         fresh = delta.token_ids[known:]
         choice.output_ids += fresh
