@@ -1,5 +1,7 @@
 """What one request's reader gets: contiguous, without repeats; and what a worker sends late is nobody's fault."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,12 +22,8 @@ def delta(first: int, end: int, choice: int = 0) -> pb.Delta:
 @st.composite
 def pieces(draw: st.DrawFn) -> list[tuple[int, int]]:
     """TOKENS in pieces without gaps; some begin again before the end of the one before, as after a fail-over."""
-    found, end = [], 0
-    while end < len(TOKENS):
-        first = draw(st.integers(0, end))
-        end = draw(st.integers(max(first, end), len(TOKENS)))
-        found.append((first, end))
-    return found
+    ends = sorted({*draw(st.lists(st.integers(0, len(TOKENS)), max_size=6)), len(TOKENS)})
+    return [(max(0, start - draw(st.integers(0, 3))), end) for start, end in pairwise([0, *ends])]
 
 
 @given(pieces(), st.none() | st.integers(0, 5))
