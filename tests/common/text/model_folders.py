@@ -62,8 +62,11 @@ def byte_level_folder(
     return folder
 
 
-def sentencepiece_folder(folder: Path, **config: Any) -> Path:
-    """A folder as Llama 2's: spaces as U+2581, bytes as `<0xNN>`, a space before the text, a begin token."""
+def sentencepiece_folder(folder: Path, *, special: Sequence[str] = (), **config: Any) -> Path:
+    """A folder as Llama 2's: spaces as U+2581, bytes as `<0xNN>`, a space before the text, a begin token.
+
+    `special`: further special tokens.
+    """
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
     letters = sorted({letter for sentence in SENTENCES for letter in sentence if letter.isascii() and letter != " "})
     vocab = {piece: index for index, piece in enumerate([*pieces, *letters, "th", "he", "\u2581t", "\u2581th"])}
@@ -73,7 +76,7 @@ def sentencepiece_folder(folder: Path, **config: Any) -> Path:
     library.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    library.add_special_tokens(["<unk>", "<s>", "</s>"])
+    library.add_special_tokens(["<unk>", "<s>", "</s>", *special])
     library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     folder.mkdir(parents=True, exist_ok=True)
     library.save(str(folder / "tokenizer.json"))
