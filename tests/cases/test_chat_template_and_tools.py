@@ -17,6 +17,8 @@ from tests.factories.served_model import MAX_LENGTH, WORKER_MEMORY, write_served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
+#: The end token of SmolLM2-Instruct.
+END = "2"
 SYSTEM_TURN = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 
 
@@ -67,17 +69,29 @@ def assert_fits(call: Json, tools: list[Json]) -> None:
     jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
 
 
+def assert_called(reply: Reply) -> None:
+    """At least one call, each one of a tool and fit for it; the last one may be cut off with the answer."""
+    assert reply.status == 200, reply
+    calls = calls_of(reply)
+    assert calls, reply
+    if reply.finish_reason == "length":
+        assert reply.is_stream or reply.usage["completion_tokens"] == reply.variant.body["max_tokens"]
+        calls = calls[:-1]
+    else:
+        assert reply.finish_reason == "tool_calls", reply
+    for call in calls:
+        assert_fits(call, reply.variant.body["tools"])
+
+
 def test_ct_02_tool_choice_is_kept(system: System, cases: Mapping[str, Case]) -> None:
     replies = system.run(cases["CT-02"])
     for name in ("required", "required, streamed", "named", "one call at most"):
-        reply = replies[name]
-        assert reply.status == 200, reply
-        calls = calls_of(reply)
-        # An answer that was cut off by its length is no call that fits.
-        assert reply.finish_reason in (("tool_calls", "stop") if name == "named" else ("tool_calls",)), reply
-        assert calls
-        for call in calls:
-            assert_fits(call, reply.variant.body["tools"])
+        assert_called(replies[name])
+    # The small model repeats itself until it is cut off. Urged to end, it ends where a call is complete.
+    for name in ("required", "required, streamed"):
+        ended = system.send(replies[name].variant.changed(logit_bias={END: 100}))
+        assert ended.finish_reason == "tool_calls" and len(calls_of(ended)) == 1
+        assert_called(ended)
     assert [call["function"]["name"] for call in calls_of(replies["named"])] == ["get_time"]
     assert len(calls_of(replies["one call at most"])) == 1
     for name in ("required, tools []", "required, tools [], streamed", "named, unknown"):
