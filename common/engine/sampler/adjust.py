@@ -62,14 +62,15 @@ def _biases(rows: Sequence[SampleRow]) -> Iterator[Entry]:
 
 
 def _masks(rows: Sequence[SampleRow], eos_token_ids: Sequence[int], vocab_size: int) -> Iterator[Entry]:
-    """Tokens that would end the choice too early. An end token that is ignored ends nothing and stays allowed.
+    """Tokens that would end the choice too early. An end token that is ignored ends nothing and stays allowed, but with
+    a grammar it does: it is that one's end.
 
     Where a grammar allows nothing else, they stay allowed too: output that is complete cannot be made longer.
     """
     for number, row in enumerate(rows):
         if row.output_index >= row.params.min_tokens:
             continue
-        ends = () if row.params.ignore_eos else tuple(eos_token_ids)
+        ends = () if row.params.ignore_eos and row.params.grammar is None else tuple(eos_token_ids)
         ids = np.asarray((*ends, *row.params.stop_token_ids), dtype=np.int64)
         if ids.size and (row.allowed is None or allows_other_than(row.allowed, ids, vocab_size)):
             yield number, ids, np.full(ids.size, -np.inf, dtype=np.float32)

@@ -5,8 +5,8 @@ request gets the same tokens alone or in a batch, from prefill or decode, and af
 v1 sampler in what it does and in which order:
 
 1. log probabilities are taken from the raw logits, before anything below;
-2. `logit_bias` is added; end tokens (unless ignored) and stop tokens are masked until `min_tokens` are out, unless
-   the row's grammar allows nothing but such tokens: then the grammar wins over `min_tokens`;
+2. `logit_bias` is added; end tokens (unless ignored, and there is no grammar that they end) and stop tokens are masked
+   until `min_tokens` are out, unless the row's grammar allows nothing but such tokens: then it wins over `min_tokens`;
 3. repetition penalty over prompt and output (positive logits divided, negative multiplied), then frequency and
    presence penalty over the output only; then all that the row's grammar does not allow is masked (stop tokens too);
 4. greedy rows take the best token, the lowest id on ties;

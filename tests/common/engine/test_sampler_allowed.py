@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from common.engine.sampler import Sampler, SampleRow
 from common.engine.sampler.adjust import adjusted
 from common.engine.sampler.allowed import allows_other_than, apply_allowed
-from common.sampling import SamplingParams
+from common.sampling import GrammarKind, GrammarSpec, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -141,6 +141,18 @@ class TestMinTokens:
     def test_it_is_taken_where_only_ends_are_allowed(self, allowed: tuple[int, ...]) -> None:
         logits = torch.tensor([[9.0, 2.0, 1.0, 9.0]])
         assert choose(logits, row(mask(4, *allowed, beyond=True), self.HELD_BACK), ends=(1,)) == [min(allowed)]
+
+    @pytest.mark.parametrize("allowed", [mask(4, 1, 2, 3), None], ids=["some tokens", "every token"])
+    def test_an_ignored_end_is_held_back_too_because_it_ends_the_grammar(
+        self, allowed: NDArray[np.int32] | None
+    ) -> None:
+        params = replace(
+            self.HELD_BACK, ignore_eos=True, stop_token_ids=(), grammar=GrammarSpec(GrammarKind.REGEX, "any")
+        )
+        logits = torch.tensor([[0.0, 9.0, 1.0, 8.0]])
+        assert choose(logits, row(allowed, params), ends=(1,)) == [3]
+        assert choose(logits, row(allowed, replace(params, grammar=None)), ends=(1,)) == [1]
+        assert choose(logits, row(mask(4, 1), params), ends=(1,)) == [1]
 
     def test_without_a_grammar_nothing_changes(self) -> None:
         logits = torch.tensor([[0.0, 9.0, 8.0, 1.0]])
