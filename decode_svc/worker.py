@@ -192,13 +192,15 @@ class DecodeEngine:
             return
         by_choice = dict(first.tokens)
         drawn = [(choice, by_choice[choice.index]) for choice in job.fresh_choices if choice.index in by_choice]
-        if job.wants_scores or not all(self._is_possible(choice, token.token_id) for choice, token in drawn):
+        computed = len(job.request.prompt_ids) - first.cached_tokens
+        possible = computed >= 0 and all(self._is_possible(choice, token.token_id) for choice, token in drawn)
+        if job.wants_scores or not possible:
             # Nothing that comes of it can be trusted.
             self._remote.abandon(job, failed=True, tell=True)
             return
         # Its last word says the same, but a stop string may end the request before that comes.
         job.timings.prefill_cached_tokens = first.cached_tokens
-        job.timings.computed_tokens = len(job.request.prompt_ids) - first.cached_tokens
+        job.timings.computed_tokens = computed
         for choice, token in drawn:
             self._append(choice, token)
 
@@ -370,7 +372,9 @@ class DecodeEngine:
             if sequence.num_pending == 0:
                 job = sequence.job
                 job.timings.prefill_worker = self._worker_id
-                job.timings.computed_tokens = len(job.request.prompt_ids) - sequence.table.num_cached
+                job.timings.prefill_cached_tokens = 0
+                # What it finds in the cache after a preemption or a lost prefill worker was computed for it, too.
+                job.timings.computed_tokens = len(job.request.prompt_ids) - job.timings.decode_cached_tokens
                 job.timings.prefill_seconds = self._clock() - (job.timings.admitted or job.timings.arrived)
                 self._scheduler.remove(sequence)
                 self._prompt_filled(job)

@@ -152,6 +152,19 @@ class TestTokens:
         order = [told.finished for told in harness.told.values()]
         assert order[0] is not None and order[0].timings.preemptions == 0, "the oldest gave way"
 
+    def test_what_a_preempted_prompt_had_computed_itself_is_not_cached(self) -> None:
+        # The old request grows into the blocks of the young one, whose prompt is half computed by then.
+        harness = DecodeHarness(num_blocks=10, block_size=4, budget=2)
+        harness.submit(request("old", length=14, params=SamplingParams(max_tokens=20, ignore_eos=True)))
+        for _ in range(6):
+            harness.step()
+        young = harness.submit(request("young", prompt_ids=prompt(20, seed=1)))
+        harness.finish()
+        assert young.finished is not None and young.finished.timings.preemptions > 0
+        # In the second call it finds blocks of the first one.
+        assert harness.engine.snapshot.figures.tokens_cached > 0
+        assert (young.finished.timings.decode_cached_tokens, young.finished.timings.computed_tokens) == (0, 20)
+
 
 class TestRemotePrefill:
     def test_the_missing_part_is_asked_for_and_the_first_token_needs_no_compute(self) -> None:
@@ -190,6 +203,30 @@ class TestRemotePrefill:
         assert told.finished is not None and told.finished.outcome is Outcome.OK
         timings = told.finished.timings
         assert (timings.prefill_cached_tokens, timings.computed_tokens) == (4, 13)
+
+    def test_figures_of_a_lost_worker_are_not_those_of_the_one_that_took_over(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        told = harness.submit(request(length=17, prefill_targets=(P1,)))
+        harness.step()
+        run = only_remote(harness).run
+        tokens = first_tokens(run.prompt_ids, run.params, run.first_choices)
+        harness.engine.handle(FirstArrived(run.transfer_id, tokens, cached_tokens=4))
+        harness.send_terminal(only_remote(harness), ok=False)
+        harness.finish()
+        assert told.finished is not None
+        timings = told.finished.timings
+        assert (timings.prefill_worker, timings.prefill_cached_tokens, timings.computed_tokens) == ("decode-0", 0, 17)
+
+    def test_a_worker_that_had_more_than_the_prompt_is_not_believed(self) -> None:
+        harness = DecodeHarness(peers=["p1:1"])
+        told = harness.submit(request(length=17, prefill_targets=(P1,)))
+        harness.step()
+        run = only_remote(harness).run
+        tokens = first_tokens(run.prompt_ids, run.params, run.first_choices)
+        harness.engine.handle(FirstArrived(run.transfer_id, tokens, cached_tokens=18))
+        assert told.tokens == [[]] and [cancel.transfer_id for cancel in harness.cancels] == [run.transfer_id]
+        harness.finish()
+        assert told.finished is not None and told.finished.timings.computed_tokens == 17
 
     @pytest.mark.parametrize(("pending", "remote"), [(8, False), (9, True)])
     def test_short_prompts_stay_here(self, pending: int, remote: bool) -> None:
