@@ -8,7 +8,7 @@ from enum import Enum
 class FinishReason(Enum):
     """Why a choice ended."""
 
-    #: An end token, a stop token or a stop string.
+    #: An end token (an ignored one, too, at the end of a grammar), a stop token or a stop string.
     STOP = "stop"
     #: max_tokens, or the longest context that model or worker can hold.
     LENGTH = "length"

@@ -47,7 +47,8 @@ class DecodeServicer:
     def Submit(self, request_iterator, context):
         """The gateway opens it, says Hello, and then submits and cancels; the worker answers each Submit with
         exactly one of Accepted, Rejected or Shortage, each accepted request with exactly one Finished, and sends
-        at most one Step per engine step. When the stream breaks the worker cancels what was submitted on it.
+        at most one Step per engine step, but for log probabilities of prompts: where there are many, some go ahead in Steps
+        of their own. When the stream breaks the worker cancels what was submitted on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
