@@ -9,11 +9,11 @@ import grpc.aio
 import pytest
 
 from common.pb.tandem.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
-from common.sampling import GrammarKind
 from gateway.http.chat_input import chat_input
 from gateway.http.schemas import ChatCompletionBody
 from gateway.rpc.chat import chat_from_proto
 from gateway.serving import ServingModel
+from gateway.structured.output import OutputKind, StructuredOutput, grammar_of
 from tests.gateway.chat.templates import TEMPLATES, VOCAB_SIZE, chat_model
 from tests.gateway.edges import running_grpc
 from tests.gateway.fakes import FakeDispatcher, answers, token_logprobs
@@ -154,8 +154,8 @@ async def test_structured_output(stub: inference_pb2_grpc.InferenceStub, dispatc
         chat_template_kwargs='{"enable_thinking": false}',
     )
     _ = [response async for response in stub.Chat(request)]
-    grammar = dispatcher.request.params.grammar
-    assert grammar is not None and grammar.kind is GrammarKind.REGEX
+    expected = grammar_of(StructuredOutput(OutputKind.REGEX, "[ab]+"), field="structured_output")
+    assert dispatcher.request.params.grammar == expected
 
 
 async def test_stop_strings_and_special_tokens_can_be_shown(
