@@ -94,10 +94,11 @@ def test_ct_02_tool_choice_is_kept(system: System, cases: Mapping[str, Case]) ->
         assert_called(ended)
     assert [call["function"]["name"] for call in calls_of(replies["named"])] == ["get_time"]
     assert len(calls_of(replies["one call at most"])) == 1
-    for name in ("required, tools []", "required, tools [], streamed", "named, unknown"):
+    # Documented: anything but "none" needs tools.
+    for name in ("required, tools []", "required, tools [], streamed", "named, unknown", "auto without tools"):
         assert replies[name].status == 400 and not replies[name].is_stream
         assert replies[name].error["param"].startswith("tool"), replies[name]
-    for name in ("none", "tools [] alone", "auto without tools"):
+    for name in ("none", "tools [] alone"):
         assert replies[name].status == 200
         assert not calls_of(replies[name])
     for reply in replies.values():

@@ -258,7 +258,7 @@ def test_kv_04_what_can_never_fit_is_refused(cramped: System, cases: Mapping[str
             # Documented: what cannot fit, output included, is refused at once.
             assert reply.status == 400, reply
             assert reply.error["code"] == "context_length_exceeded" and "fit" in reply.error["message"]
-        cramped.assert_twin_agrees(reply)
+        cramped.assert_twin_agrees(reply, same_text=False)
         assert {control.text for control in cramped.send_all([CONTROL] * 10, at_once=10)} == {cramped.control_text}
     assert preemptions() <= before + 2
     models = httpx.get(f"{cramped.cluster.url}/v1/models/{MODEL}", trust_env=False, timeout=PATIENCE).json()
