@@ -21,6 +21,7 @@ _OUTCOMES = {
     Outcome.OK: pb.OUTCOME_OK,
     Outcome.CANCELLED: pb.OUTCOME_CANCELLED,
     Outcome.DEADLINE: pb.OUTCOME_DEADLINE,
+    Outcome.TOO_COMPLEX: pb.OUTCOME_TOO_COMPLEX,
     Outcome.FAILED: pb.OUTCOME_FAILED,
 }
 

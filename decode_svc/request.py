@@ -182,6 +182,8 @@ class Outcome(Enum):
     OK = "ok"
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+    #: Its grammar takes more time than a request may.
+    TOO_COMPLEX = "too_complex"
     FAILED = "failed"
 
 
@@ -208,6 +210,9 @@ class Job:
         self.timings = Timings(arrived)
         #: Prompt tokens whose log probabilities the gateway has, from the second one on.
         self.num_scored = 0
+        #: Output tokens, forced ones too, along which its grammar is followed here, and the processor time that took.
+        self.grammar_tokens = sum(len(prefix.output_ids) for prefix in request.choices if not prefix.finished)
+        self.grammar_seconds = 0.0
         #: How it is to end, once that is decided and only a transfer is still in the way.
         self.ending: tuple[Outcome, str] | None = None
 

@@ -1,8 +1,17 @@
-"""Which jobs have run out of time: their own, or that of a prefill worker that has fallen silent. Ends none itself."""
+"""Which jobs have run out of time: their own, their grammar's, or that of a prefill worker that has fallen silent.
 
+Ends none itself.
+"""
+
+import math
 from collections.abc import Callable, Iterable
 
 from decode_svc.request import Job
+
+#: Processor time that a job may spend on following its grammar, in seconds: at first, and with each output token. Usual
+#: grammars take some 0.00002 s a token. Every step waits for its masks, so that what one job takes all others wait for.
+GRAMMAR_SECONDS = 0.5
+GRAMMAR_SECONDS_PER_TOKEN = 0.005
 
 
 class TimeLimits:
@@ -26,9 +35,15 @@ class TimeLimits:
         """It is the job's own time that has run out."""
         return job.deadline is not None and job.deadline <= self._clock()
 
+    def overruns_grammar(self, job: Job) -> bool:
+        """Following its grammar has taken more than it may."""
+        return job.grammar_seconds > GRAMMAR_SECONDS + GRAMMAR_SECONDS_PER_TOKEN * job.grammar_tokens
+
     def _limit_of(self, job: Job) -> float | None:
         if job.ending is not None:
             return None
+        if self.overruns_grammar(job):
+            return -math.inf
         transfer = job.transfer
         silent = None
         if transfer is not None and not transfer.abandoned:

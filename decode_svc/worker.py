@@ -273,7 +273,9 @@ class DecodeEngine:
 
     def _expire(self) -> None:
         for job in self._time_limits.expired(self._jobs.values()):
-            if self._time_limits.is_overdue(job):
+            if self._time_limits.overruns_grammar(job):
+                self._end(job, Outcome.TOO_COMPLEX, "the grammar is too complex: following it takes too long")
+            elif self._time_limits.is_overdue(job):
                 self._end(job, Outcome.DEADLINE, f"not finished within {job.request.timeout:.3f} s")
             else:
                 self._remote.abandon(job, failed=True, tell=True)
@@ -356,6 +358,8 @@ class DecodeEngine:
         params, token_id = choice.job.request.params, choice.output_ids[-1]
         if choice.grammar is not None:
             choice.grammar.accept(token_id)
+            choice.job.grammar_tokens += 1
+            choice.job.grammar_seconds += choice.grammar.take_seconds()
             if choice.grammar.terminated:
                 return FinishReason.STOP
         if token_id in self._eos_token_ids and not params.ignore_eos:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from opentelemetry.trace import Span, Tracer, get_current_span, set_span_in_context
 
-from common.errors import DeadlineExceeded, NoWorker, TandemError
+from common.errors import DeadlineExceeded, InvalidRequest, NoWorker, TandemError
 from common.hashing import BlockHash
 from common.pb.tandem.v1 import decode_pb2 as pb
 from common.pb.tandem.v1.generation_pb2 import RequestStats
@@ -226,6 +226,8 @@ def _reason(ended: pb.Finished | Broken) -> str:
         return ended.reason
     if ended.outcome == pb.OUTCOME_DEADLINE:
         raise DeadlineExceeded(ended.message or "the request's time limit ran out")
+    if ended.outcome == pb.OUTCOME_TOO_COMPLEX:
+        raise InvalidRequest(ended.message, field="grammar")
     return ended.message or f"the worker ended it with {pb.Outcome.Name(ended.outcome)}"
 
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from common.engine.grammar import GrammarState
 from common.sampling import FinishReason, SamplingParams
 from decode_svc.messages import Cancel, FirstArrived, PrefillProgressed, RejectedOut, ShortageOut, StreamGone
 from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget
 from tests.decode_svc.harness import DecodeHarness, Remote, Told
-from tests.factories.engines import VOCAB, first_tokens, next_token, reference
+from tests.factories.engines import VOCAB, compile_regex, first_tokens, next_token, reference
 
 LONG = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 P1, P2 = PrefillTarget("p1", "p1:1"), PrefillTarget("p2", "p2:1")
@@ -421,6 +422,38 @@ class TestEnds:
         for remote_prefill in harness.remotes.values():
             remote_prefill.over = True
         harness.finish()
+
+    @pytest.mark.parametrize("remote", [False, True])
+    @pytest.mark.parametrize(("n", "tokens"), [(1, 3), (2, 2), (4, 1)])
+    def test_a_grammar_that_takes_too_long_ends_its_request_alone(
+        self, monkeypatch: pytest.MonkeyPatch, remote: bool, n: int, tokens: int
+    ) -> None:
+        """The time of all choices counts together: 0.2 s a token here, where 0.5 s and a little are granted."""
+        monkeypatch.setattr(GrammarState, "take_seconds", lambda _: 0.2)
+        harness = DecodeHarness(peers=["p1:1"])
+        other = harness.submit(request("other"))
+        grammar = compile_regex("[a-v]*")
+        told = harness.submit(request(n=n, grammar=grammar, prefill_targets=(P1,) if remote else ()))
+        harness.finish()
+        assert told.outcome() is Outcome.TOO_COMPLEX and other.outcome() is Outcome.OK
+        assert [len(output) for output in told.tokens] == [tokens] * n
+        assert told.reasons == {}
+
+    def test_the_time_for_a_grammar_grows_with_the_output_forced_tokens_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        grammar, seconds = compile_regex("[a-v]*"), iter([0.9])
+        monkeypatch.setattr(GrammarState, "take_seconds", lambda _: next(seconds, 0.0))
+        for known, outcome in ((100, Outcome.OK), (0, Outcome.TOO_COMPLEX)):
+            seconds = iter([0.9])
+            harness = DecodeHarness(num_blocks=128)
+            params = SamplingParams(temperature=0.0, max_tokens=known + 3, ignore_eos=True)
+            forced = tuple(2 + i % 20 for i in range(known))
+            choices = (ChoicePrefix(forced),)
+            told = harness.submit(request("r", choices=choices, params=params, grammar=grammar))
+            while told.finished is None:
+                harness.step()
+            assert told.outcome() is outcome
 
     def test_without_requests_there_is_no_deadline(self) -> None:
         assert DecodeHarness().engine.next_deadline() is None

@@ -219,6 +219,19 @@ async def test_worker_reports_the_deadline() -> None:
             await collect(await parts.dispatcher.submit(request()))
 
 
+async def test_a_grammar_that_takes_too_long_is_not_tried_again() -> None:
+    async def refusing(run: Run) -> None:
+        run.accept()
+        run.finish(decode_pb2.OUTCOME_TOO_COMPLEX, "the grammar is too complex")
+
+    worker = FakeWorker(behave=refusing)
+    async with rig(worker) as parts:
+        with pytest.raises(InvalidRequest, match="too complex") as caught:
+            await collect(await parts.dispatcher.submit(request()))
+        assert caught.value.field == "grammar" and len(worker.runs) == 1
+        parts.assert_clean()
+
+
 async def test_draining_worker_gets_no_new_work() -> None:
     first, second = FakeWorker(worker_id="decode-0"), FakeWorker(worker_id="decode-1")
     async with rig(first, second) as parts:

@@ -22,9 +22,10 @@ from typing import BinaryIO
 
 import numpy as np
 import xgrammar
+from numpy.typing import NDArray
 
 from common.engine.grammar.frames import Tag, read_frame, write_frame
-from common.engine.grammar.grammar import Grammar
+from common.engine.grammar.grammar import Grammar, Words
 from common.engine.grammar.limits import CompileLimits
 from common.engine.grammar.vocabulary import Vocabulary
 from common.sampling import GrammarKind
@@ -33,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 #: Half of what a thread of the worker has: what fits here fits there.
 _STACK_BYTES = 4 << 20
 #: Tokens of a random output whose masks are timed.
-_TRIED_TOKENS = 32
+_TRIED_TOKENS = 128
 #: No job ends with these by itself; the kernel sends SIGKILL when the machine has no memory left.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 #: The library's messages start with a time and a line of its source, and go on with the condition that failed.
@@ -180,7 +181,10 @@ class JobCompiler:
         return f"too complex: it takes more than {self._limits.memory_bytes >> 20} MiB of memory to compile".encode()
 
     def _try(self, grammar: Grammar) -> None:
-        """Draw some output with it. Raises ValueError if there can be none, TooComplex if it goes slowly."""
+        """Draw some output with it, as long as may be: in an ambiguous grammar each token takes longer than the last.
+
+        Raises ValueError if there can be none, TooComplex if it goes slowly.
+        """
         started, allowance = time.process_time(), self._limits.mask_seconds
         state, words = grammar.start(), np.empty(grammar.num_words, dtype=np.int32)
         random = np.random.default_rng(0)
@@ -188,14 +192,23 @@ class JobCompiler:
             if state.fill(words):
                 if count == 1 and state.stuck:
                     raise ValueError("no output of this model can match it")
-                allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[: grammar.vocab_size])
-                state.accept(int(random.choice(allowed)))
+                state.accept(int(random.choice(_longer(words, grammar))))
             else:
                 state.accept(int(random.integers(grammar.vocab_size)))
             if state.terminated:
                 break
         if time.process_time() - started > count * allowance:
             raise TooComplex(f"following it takes more than {math.ceil(allowance * 1000)} ms a token")
+
+
+def _longer(words: Words, grammar: Grammar) -> NDArray[np.int64]:
+    """Ids of the tokens that are allowed and do not end the output; its ends if there is nothing else."""
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: grammar.vocab_size]
+    ends = list(grammar.end_token_ids)
+    kept, allowed[ends] = allowed[ends], 0
+    if not allowed.any():
+        allowed[ends] = kept
+    return np.flatnonzero(allowed)
 
 
 def _compiler(table: xgrammar.TokenizerInfo) -> xgrammar.GrammarCompiler:

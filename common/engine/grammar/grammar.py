@@ -4,6 +4,8 @@ What a grammar allows is a pure function of (grammar, tokens accepted so far): a
 tokens, accepted anew, lead to the same place.
 """
 
+import time
+
 import numpy as np
 import xgrammar
 from numpy.typing import NDArray
@@ -52,6 +54,7 @@ class GrammarState:
         self._grammar = grammar
         self._matcher = matcher
         self._terminated = False
+        self._seconds = 0.0
         #: The last `fill` found nothing that could follow.
         self.stuck = False
 
@@ -72,6 +75,12 @@ class GrammarState:
 
     def try_accept(self, token_id: int) -> bool:
         """Go on by one token that came from elsewhere. False, and nothing changed, if it may not come next."""
+        started = time.thread_time()
+        accepted = self._try_accept(token_id)
+        self._seconds += time.thread_time() - started
+        return accepted
+
+    def _try_accept(self, token_id: int) -> bool:
         if self._terminated:
             return False
         is_end = token_id in self._grammar.end_token_ids
@@ -91,12 +100,22 @@ class GrammarState:
         """
         assert not self._terminated, "no token may follow the end of the grammar"
         assert words.shape == (self.num_words,), f"{words.shape} for {self.num_words} words"
+        started = time.thread_time()
         limited = self._fill(words)
+        self._seconds += time.thread_time() - started
         self.stuck = limited and not words.any()
         if self.stuck:
             for end in self._grammar.end_token_ids:
                 words[end // 32] |= np.uint32(1 << end % 32).astype(np.int32)
         return limited
+
+    def take_seconds(self) -> float:
+        """Processor time that `accept`, `try_accept` and `fill` took since this was last asked.
+
+        Where a grammar is ambiguous it grows with each token, without bound: it is for the caller to stop in time.
+        """
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def _is_stuck(self) -> bool:
         words = np.empty(self.num_words, dtype=np.int32)

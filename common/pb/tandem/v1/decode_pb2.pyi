@@ -16,11 +16,13 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_CANCELLED: _ClassVar[Outcome]
     OUTCOME_DEADLINE: _ClassVar[Outcome]
     OUTCOME_FAILED: _ClassVar[Outcome]
+    OUTCOME_TOO_COMPLEX: _ClassVar[Outcome]
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_OK: Outcome
 OUTCOME_CANCELLED: Outcome
 OUTCOME_DEADLINE: Outcome
 OUTCOME_FAILED: Outcome
+OUTCOME_TOO_COMPLEX: Outcome
 
 class GatewayMessage(_message.Message):
     __slots__ = ("hello", "submit", "cancel")

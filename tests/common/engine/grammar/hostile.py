@@ -60,6 +60,8 @@ HOSTILE = {
     "repeated repetition": _spec("regex", "((((a{1,100}b){1,100}c){1,100}d){1,100}e){1,100}"),
     "ambiguous": _spec("regex", "(a|aa|aaa|b*)*" * 50),
     "brackets": _spec("regex", "(" * 100_000 + "a" + ")" * 100_000),
+    "ambiguous rules": _spec("ebnf", 'root ::= s\ns ::= s s | "a" | "b"'),
+    "ambiguous rules, nothing too": _spec("ebnf", 'root ::= s\ns ::= s s s | s s | "a" | ""'),
     "many rules": _spec("ebnf", many_rules(5000)),
     "deep groups": _spec("ebnf", "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000),
     "deep schema": _spec("json_schema", deep_arrays(10_000)),

@@ -17,6 +17,7 @@ import pytest
 
 from common.engine.grammar import Grammar
 from common.engine.grammar.child import CompileProcess, ProcessLost
+from common.engine.grammar.compile_process import _longer
 from common.engine.grammar.compiler import GrammarCompiler
 from common.engine.grammar.limits import CompileLimits
 from common.engine.grammar.vocabulary import Vocabulary
@@ -160,6 +161,16 @@ class TestLimits:
     )
     def test_each_is_named_by_which_it_was(self, meagre: GrammarCompiler, spec: GrammarSpec, words: str) -> None:
         assert refusal(meagre.compile(spec)) == f"too complex: {words}"
+
+    @pytest.mark.parametrize(("allowed", "longer"), [((1, 2, 40), [1, 40]), ((2,), [2]), ((2, 33), [33])])
+    def test_masks_are_tried_on_an_output_that_does_not_end(
+        self, bench: Bench, allowed: tuple[int, ...], longer: list[int]
+    ) -> None:
+        grammar = bench.regex("a*")
+        words = np.zeros(grammar.num_words, dtype=np.int32)
+        for token_id in allowed:
+            words[token_id // 32] |= 1 << token_id % 32
+        assert grammar.end_token_ids == (2,) and _longer(words, grammar).tolist() == longer
 
     def test_too_little_of_the_machine_is_a_shortage_and_not_kept(self, vocabulary: Vocabulary) -> None:
         limits = CompileLimits(cpu_seconds=600, wall_seconds=0.2)

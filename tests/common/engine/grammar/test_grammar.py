@@ -18,6 +18,7 @@ from common.sampling import GrammarKind, GrammarSpec, SamplingParams
 from common.text.tokenizer import Tokenizer
 from tests.common.engine.grammar.tiny import (
     END_IDS,
+    EXPRESSION,
     PERSON,
     SPECS,
     Bench,
@@ -107,6 +108,17 @@ class TestTheEnd:
         assert not state.terminated
         state.accept(END)
         assert state.terminated and not state.stuck
+
+    def test_its_time_is_told_once(self, bench: Bench) -> None:
+        state = bench.ebnf(EXPRESSION).start()
+        assert state.take_seconds() == 0.0
+        for use in (
+            lambda: mask_of(state),
+            lambda: state.try_accept(END_IDS[0]),
+            lambda: state.accept(*bench.encode("1")),
+        ):
+            use()
+            assert state.take_seconds() > 0.0 and state.take_seconds() == 0.0
 
     def test_nothing_may_be_asked_of_it_after_its_end(self, bench: Bench) -> None:
         state = bench.regex("").start()
