@@ -34,7 +34,7 @@ class PrefillPolicy(Enum):
 
     #: Whichever is estimated to be faster.
     COST = "cost"
-    #: A prefill worker, whenever one is alive and paired.
+    #: A prefill worker, whenever one is alive and paired; short prompts (`local_prefill_tokens`) excepted.
     REMOTE = "remote"
     #: The decode worker itself: serving without disaggregation.
     LOCAL = "local"
