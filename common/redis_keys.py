@@ -21,6 +21,12 @@ class Keys:
         return f"tandem:{{{quote(self.model, safe='/.-_')}}}"
 
     @property
+    def _queue(self) -> str:
+        # The number is that of the entries' format, which the Lua scripts know: gateways of two versions that share a
+        # Redis during an upgrade must not read each other's entries, and count what they admit apart meanwhile.
+        return f"{self._prefix}:queue2"
+
+    @property
     def workers(self) -> str:
         """Hash: worker id -> WorkerRecord as JSON."""
         return f"{self._prefix}:workers"
@@ -32,39 +38,39 @@ class Keys:
     @property
     def gateways(self) -> str:
         """Sorted set: gateway id -> end of its lease, milliseconds of the server's clock."""
-        return f"{self._prefix}:queue:gateways"
+        return f"{self._queue}:gateways"
 
     @property
     def entries(self) -> str:
         """Hash: request id -> waiting entry as JSON."""
-        return f"{self._prefix}:queue:entries"
+        return f"{self._queue}:entries"
 
     @property
     def order(self) -> str:
         """Sorted set, all scores 0: class, tenant, priority, arrival and request id, ordered as text."""
-        return f"{self._prefix}:queue:order"
+        return f"{self._queue}:order"
 
     def active(self, request_class: str) -> str:
         """Sorted set: tenant with waiting entries of that class -> its virtual time."""
-        return f"{self._prefix}:queue:active:{request_class}"
+        return f"{self._queue}:active:{request_class}"
 
     def idle(self, request_class: str) -> str:
         """Hash: tenant that waits for nothing now -> its virtual time, kept while others of the class wait."""
-        return f"{self._prefix}:queue:idle:{request_class}"
+        return f"{self._queue}:idle:{request_class}"
 
     @property
     def grants(self) -> str:
         """Hash: request id -> admitted request as JSON."""
-        return f"{self._prefix}:queue:grants"
+        return f"{self._queue}:grants"
 
     @property
     def meta(self) -> str:
         """Hash: counters and virtual clocks."""
-        return f"{self._prefix}:queue:meta"
+        return f"{self._queue}:meta"
 
     def wake(self, gateway_id: str) -> str:
         """Channel on which a gateway hears that another one's step admitted a request of its own."""
-        return f"{self._prefix}:queue:wake:{gateway_id}"
+        return f"{self._queue}:wake:{gateway_id}"
 
     def response(self, tenant: str, response_id: str) -> str:
         """String with a time to live: a stored response and its input as JSON."""
