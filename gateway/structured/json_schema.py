@@ -6,7 +6,6 @@ from typing import Any
 from common.sampling import GrammarKind, GrammarSpec
 from gateway.structured.complaints import Complaints
 from gateway.structured.json_values import check_value
-from gateway.structured.limits import MAX_GRAMMAR_BYTES
 from gateway.structured.schema.disjoint import Disjointness
 from gateway.structured.schema.document import Document
 from gateway.structured.schema.emit import emit
@@ -39,8 +38,6 @@ def schema_grammar(schema: Any, *, field: str, strict: bool) -> GrammarSpec:
     """`enforceable_schema` as a grammar. Raises InvalidRequest."""
     written = enforceable_schema(schema, field=field, strict=strict)
     source = json.dumps(written, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    if len(source.encode()) > MAX_GRAMMAR_BYTES:
-        raise Complaints(field, strict).wrong((), "is too complex")
     return GrammarSpec(GrammarKind.JSON_SCHEMA, source)
 
 

@@ -8,7 +8,7 @@ from common.errors import InvalidRequest
 from common.sampling import GrammarKind, GrammarSpec
 from gateway.structured.ebnf import check_text, choice_grammar, ebnf_grammar
 from gateway.structured.json_schema import schema_grammar
-from gateway.structured.limits import MAX_REGEX_POSITIONS
+from gateway.structured.limits import MAX_GRAMMAR_BYTES, MAX_REGEX_POSITIONS
 from gateway.structured.regex.forms import full_match, only, positions
 from gateway.structured.regex.parse import RegexError, parse_regex
 from gateway.structured.regex.render import as_ebnf
@@ -41,7 +41,14 @@ class StructuredOutput:
 
 
 def grammar_of(output: StructuredOutput, *, field: str) -> GrammarSpec:
-    """The checked grammar. Raises InvalidRequest naming `field`, and the place in it."""
+    """The checked grammar. Takes up to a few seconds. Raises InvalidRequest naming `field`, and the place in it."""
+    grammar = _grammar_of(output, field)
+    if len(grammar.source.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"{field} is too complex", field=field)
+    return grammar
+
+
+def _grammar_of(output: StructuredOutput, field: str) -> GrammarSpec:
     match output.kind:
         case OutputKind.JSON_SCHEMA:
             return schema_grammar(output.constraint, field=field, strict=output.strict)

@@ -16,6 +16,8 @@ from gateway.structured.schema.values import narrowed
 _UNENFORCED = ("dependentRequired", "dependentSchemas", "dependencies")
 #: Beginnings of declared names that others are told apart by: the compiler takes its time for each of them.
 _MOST_PREFIXES = 32
+#: Looking at what one schema says of a name takes as long as so many comparisons.
+_MEMBER_COST = 10
 
 
 class Objects:
@@ -60,6 +62,7 @@ class Objects:
 
     def _named(self, branch: Branch, name: str) -> NodeId:
         places: list[Place] = []
+        self._matching.spend(_MEMBER_COST * len(branch))
         for member in branch:
             own = self._own_places(member, name)
             places.extend(own)
@@ -88,6 +91,7 @@ class Objects:
             return [(*member.place, "additionalProperties")]
         if "unevaluatedProperties" not in member.schema:
             return []
+        self._matching.spend(_MEMBER_COST * len(branch))
         parts = [part for part in branch if member.place in part.within]
         if any("additionalProperties" in part.schema for part in parts):
             return []

@@ -224,3 +224,16 @@ def test_grammar_is_handed_on(bench: Bench, grammar: str, fits: list[str], fails
     compiled = bench.compile(spec_of(OutputKind.GRAMMAR, grammar))
     for text in (*fits, *fails):
         assert bench.accepts(compiled, text) == (text in fits), text
+
+
+@pytest.mark.parametrize("blanks", ["{1,%sx", "{%sx", "{1%sx", "{1,2%sx"])
+def test_counts_with_many_blanks_take_no_time(blanks: str) -> None:
+    """A pattern that tries every way to share the blanks out would take minutes here."""
+    with pytest.raises(InvalidRequest, match="line 1"):
+        spec_of(OutputKind.GRAMMAR, 'root ::= "a"' + blanks % (" " * 120_000))
+
+
+def test_what_workers_get_is_bounded_for_every_kind() -> None:
+    """Written out as rules, 126 KB of expression are 5 MB."""
+    with pytest.raises(InvalidRequest, match="too complex"):
+        spec_of(OutputKind.REGEX, r"[^\w\s\d]" * 14_000)
