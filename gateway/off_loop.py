@@ -8,6 +8,8 @@ T = TypeVar("T")
 
 #: Characters, or token ids, that are worked on at once: about what a thread's start is worth.
 _INLINE = 4096
+#: A size for what is not worth measuring.
+LONG = _INLINE + 1
 
 
 async def off_loop(work: Callable[[], T], size: int) -> T:

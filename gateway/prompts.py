@@ -14,8 +14,11 @@ from gateway.chat.tools.format import template_tool
 from gateway.chat.tools.hermes import HermesFormat
 from gateway.chat.tools.plain_template import without_tools
 from gateway.generation import ServingLimits
-from gateway.off_loop import off_loop
+from gateway.off_loop import LONG, off_loop
 from gateway.serving import ServingModel
+
+#: What a turn or a call costs beyond its text, in characters.
+_TURN = 64
 
 
 async def text_ids(model: ServingModel, text: str, limits: ServingLimits, *, field: str) -> list[int]:
@@ -41,15 +44,15 @@ async def render_chat(
         message = "tools: it is not known how this model writes calls; the gateway's --tool-parser can say"
         raise InvalidRequest(message, field="tools", code="unsupported_parameter")
     format_ = model.tool_format or HermesFormat()
-    messages: Sequence[Mapping[str, Any]] = template_messages(chat.turns, fields, format_.template_id)
-    generation_prompt = _generation_prompt(chat, fields)
-    tools: Sequence[Mapping[str, Any]] | None = [template_tool(tool) for tool in use.tools] or None
-    if not model.template.knows("tools"):
-        messages, tools = without_tools(messages, tools or (), format_), None
-    characters = _characters(messages) + _characters(tools)
-    model.check_length(characters, limits.max_request_tokens, field=fields.messages)
 
     def encode() -> ChatPrompt:
+        messages: Sequence[Mapping[str, Any]] = template_messages(chat.turns, fields, format_.template_id)
+        generation_prompt = _generation_prompt(chat, fields)
+        tools: Sequence[Mapping[str, Any]] | None = [template_tool(tool) for tool in use.tools] or None
+        if not model.template.knows("tools"):
+            messages, tools = without_tools(messages, tools or (), format_), None
+        characters = _characters(messages) + _characters(tools)
+        model.check_length(characters, limits.max_request_tokens, field=fields.messages)
         return encode_chat(
             model.tokenizer,
             model.template,
@@ -61,7 +64,16 @@ async def render_chat(
         )
 
     with _named(fields):
-        return await off_loop(encode, characters)
+        return await off_loop(encode, _size(chat))
+
+
+def _size(chat: ChatInput) -> int:
+    """About the characters that there are to work on; whoever counts them all has done some of the work."""
+    if chat.tools or chat.template_variables:
+        return LONG
+    return sum(len(turn.content or "") + len(turn.reasoning_content or "") + _TURN for turn in chat.turns) + sum(
+        len(call.arguments) + _TURN for turn in chat.turns for call in turn.tool_calls
+    )
 
 
 def _generation_prompt(chat: ChatInput, fields: ChatFields) -> bool:

@@ -16,6 +16,8 @@ from gateway.chat.tools.format import ToolFormat
 GENERATION_CONFIG_FILE = "generation_config.json"
 #: Room for normalizers that make a text shorter before it is cut into tokens.
 _NORMALIZER_SLACK = 4
+#: Characters of an unknown name that a complaint repeats.
+_SHOWN_NAME = 128
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class ServingModel:
         if not name:
             return self.name
         if name != self.name:
-            raise NotFound(f"the model {name!r} does not exist", field="model", code="model_not_found")
+            raise NotFound(f"the model {name[:_SHOWN_NAME]!r} does not exist", field="model", code="model_not_found")
         return name
 
     def check_length(self, characters: int, max_tokens: int, *, field: str) -> None:

@@ -15,6 +15,8 @@ _log = logging.getLogger(__name__)
 FIELD_KEY = "tandem-field"
 CODE_KEY = "tandem-code"
 RETRY_AFTER_KEY = "tandem-retry-after"
+#: Characters of a message. It travels as a header, up to 12 bytes a character; clients refuse headers above 8 KiB.
+_LONGEST_MESSAGE = 500
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,7 +37,7 @@ def error_metadata(error: TandemError) -> tuple[tuple[str, str], ...]:
 
 async def abort_with(context: Context, error: TandemError) -> None:
     """End the call with the status of `error`."""
-    await context.abort(status_code(error), error.message, error_metadata(error))
+    await context.abort(status_code(error), error.message[:_LONGEST_MESSAGE], error_metadata(error))
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only

@@ -1,5 +1,6 @@
 """From a chat request to what the dispatcher gets and what reads the answer, the same for every API."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,10 +55,14 @@ async def prepare_chat(
     thinking = _thinking(chat, prompt) if model.reasoning else Thinking.CLOSED
     # Without tools the format is of no interest: text that looks like a call is text.
     format_ = model.tool_format if use.tools else None
+    grammar = options.grammar
+    if use.tools or grammar is not None:
+        # Schemas of tools may take seconds to check.
+        grammar = await asyncio.to_thread(_grammar, model, chat.tools, grammar, use, thinking, fields)
     prepared = prepare(
         request_id,
         prompt.ids,
-        replace(options, grammar=_grammar(model, chat.tools, options.grammar, use, thinking, fields)),
+        replace(options, grammar=grammar),
         model.defaults,
         limits,
         prompt_field=fields.messages,

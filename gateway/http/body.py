@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from common.errors import Cancelled, InvalidRequest, PayloadTooLarge
+from gateway.http.limits import MAX_BRACKETS
 from gateway.http.schemas import TAG_PREFIX
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -33,6 +34,8 @@ async def read_body(request: Request, schema: type[BodyT], *, max_bytes: int, ma
         raise HTTPException(408, f"The body did not arrive within {max_seconds:g} s") from error
     except ClientDisconnect as error:
         raise Cancelled("the client left before its body had arrived") from error
+    if raw.count(b"{") + raw.count(b"[") > MAX_BRACKETS:
+        raise InvalidRequest(f"the body has more than {MAX_BRACKETS} lists, objects and brackets in texts")
     try:
         return schema.model_validate_json(raw)
     except ValidationError as error:

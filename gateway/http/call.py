@@ -8,7 +8,6 @@ from common.errors import InvalidRequest
 from gateway.generation import RequestClass
 from gateway.http.formats import AnswerFormat, StreamMode
 from gateway.http.schemas import GenerationBody
-from gateway.http.structured_fields import body_grammar
 from gateway.options import GenerationOptions
 from gateway.validation import PreparedRequest
 
@@ -25,6 +24,7 @@ class Call:
 
 
 def options_of(body: GenerationBody, *, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
+    """All but the grammar, which takes time to check."""
     return GenerationOptions(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -46,7 +46,6 @@ def options_of(body: GenerationBody, *, max_tokens: int | None, logprobs: int | 
         skip_special_tokens=body.skip_special_tokens,
         cache_salt=body.cache_salt,
         request_class=_request_class(body.service_tier),
-        grammar=body_grammar(body),
         priority=body.priority,
         prompt_logprobs=body.prompt_logprobs,
     )

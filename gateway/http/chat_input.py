@@ -7,7 +7,7 @@ from gateway.chat.request import ChatInput, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.http.refused import refuse_unsupported
 from gateway.http.schemas import (
     AllowedTools,
-    ChatCompletionBody,
+    ChatBody,
     ChatMessage,
     ChosenTool,
     MessageToolCall,
@@ -18,14 +18,14 @@ from gateway.http.schemas import (
 _MODES = {mode.value: mode for mode in ToolMode}
 
 
-def chat_input(body: ChatCompletionBody) -> ChatInput:
+def chat_input(body: ChatBody, messages: Sequence[ChatMessage]) -> ChatInput:
     """Raises InvalidRequest naming the field."""
     tools = [_tool(index, tool) for index, tool in enumerate(body.tools or ())]
     choice = None
     if body.tool_choice is not None:
         tools, choice = _choice(body.tool_choice, tools)
     return ChatInput(
-        turns=tuple(_turn(index, message) for index, message in enumerate(body.messages)),
+        turns=tuple(_turn(index, message) for index, message in enumerate(messages)),
         tools=tuple(tools),
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,

@@ -1,5 +1,7 @@
 """From a chat completion body to a prepared request and the format of its answer. Knows no sockets."""
 
+from dataclasses import replace
+
 from common.errors import InvalidRequest
 from gateway.chat.answer import ChatAnswer
 from gateway.chat.fields import ChatFields
@@ -12,6 +14,7 @@ from gateway.http.formats import Envelope
 from gateway.http.prompt_logprobs import refuse_streamed
 from gateway.http.refused import refuse_unsupported
 from gateway.http.schemas import ChatCompletionBody
+from gateway.http.structured_fields import checked_grammar
 from gateway.serving import ServingModel
 from gateway.validation import RANGES, check_options
 
@@ -30,8 +33,11 @@ async def chat_call(body: ChatCompletionBody, model: ServingModel, limits: Servi
     options = options_of(body, max_tokens=max_tokens, logprobs=_chat_top(body))
     check_options(options, limits.vocab_size)
     mode = stream_mode(body)
+    options = replace(options, grammar=await checked_grammar(body))
     envelope = Envelope("chatcmpl", "chat.completion.chunk" if mode.stream else "chat.completion", name)
-    chat = await prepare_chat(model, chat_input(body), options, limits, request_id=envelope.id, fields=fields)
+    chat = await prepare_chat(
+        model, chat_input(body, body.messages), options, limits, request_id=envelope.id, fields=fields
+    )
     scores = None
     if options.prompt_logprobs is not None:
         scores = PromptScores(chat.prepared.generation.prompt_ids, options.prompt_logprobs)

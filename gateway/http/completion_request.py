@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from common.errors import InvalidRequest
 from gateway.generation import ServingLimits
@@ -11,6 +12,7 @@ from gateway.http.echo import Echo, aligned_echo, plain_echo
 from gateway.http.prompt_logprobs import refuse_streamed
 from gateway.http.refused import refuse_unsupported
 from gateway.http.schemas import CompletionBody
+from gateway.http.structured_fields import checked_grammar
 from gateway.options import GenerationOptions
 from gateway.prompts import text_ids
 from gateway.serving import ServingModel
@@ -26,6 +28,7 @@ async def completion_call(body: CompletionBody, model: ServingModel, limits: Ser
     prompts = _prompts(body)
     if len(prompts) * (options.n or 1) > MAX_CHOICES:
         raise InvalidRequest(f"prompt: at most {MAX_CHOICES} choices over all prompts", field="prompt")
+    options = replace(options, grammar=await checked_grammar(body))
     prompt_ids = [await _prompt_ids(prompt, model, limits) for prompt in prompts]
     shape = CompletionShape(
         prompt_ids,
@@ -93,8 +96,8 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt[0], int):
-        return [[token for token in prompt if isinstance(token, int)]]
-    return [entry for entry in prompt if isinstance(entry, str | list)]
+        return [prompt]
+    return cast("list[str | list[int]]", prompt)
 
 
 def _echo(body: CompletionBody, model: ServingModel, prompt: str | list[int], ids: Sequence[int]) -> Echo | None:

@@ -8,6 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
+from gateway.chat.tools.check import MAX_TOOLS
+from gateway.http.limits import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Bounded
+from gateway.validation import MAX_CHOICES
+
 #: Marks union members in pydantic's error locations, so that they can be left out of field names.
 TAG_PREFIX = "|"
 
@@ -23,7 +27,7 @@ def _stop_kind(value: Any) -> str | None:
 
 
 Stop = Annotated[
-    Annotated[str, Tag("|string")] | Annotated[list[str], Tag("|list")],
+    Annotated[str, Tag("|string")] | Annotated[list[str], Bounded(), Tag("|list")],
     Discriminator(
         _stop_kind, custom_error_type="stop_type", custom_error_message="Input should be a string or a list of strings"
     ),
@@ -49,7 +53,7 @@ class GenerationBody(Body):
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: Stop | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Bounded()] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -57,7 +61,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Bounded()] | None = None
     cache_salt: str | None = None
     priority: int | None = None
     prompt_logprobs: int | None = None
@@ -67,7 +71,7 @@ class GenerationBody(Body):
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Bounded()] | None = None
     guided_grammar: str | None = None
     #: Ignored: there is one.
     guided_decoding_backend: str | None = None
@@ -84,7 +88,7 @@ def _content_kind(value: Any) -> str | None:
 
 
 Content = Annotated[
-    Annotated[str, Tag("|text")] | Annotated[list[ContentPart], Tag("|parts")],
+    Annotated[str, Tag("|text")] | Annotated[list[ContentPart], Bounded(MAX_PARTS), Tag("|parts")],
     Discriminator(
         _content_kind,
         custom_error_type="content_type",
@@ -109,7 +113,7 @@ class ChatMessage(Body):
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Bounded(MAX_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     #: vLLM's newer word for the same.
@@ -139,7 +143,7 @@ class ChosenTool(Body):
 
 class AllowedTools(Body):
     mode: str | None = None
-    tools: list[ChosenTool] | None = None
+    tools: Annotated[list[ChosenTool], Bounded(MAX_TOOLS)] | None = None
 
 
 class ToolChoiceBody(ChosenTool):
@@ -158,14 +162,16 @@ ToolChoiceField = Annotated[
 ]
 
 
-class ChatCompletionBody(GenerationBody):
-    """POST /v1/chat/completions."""
+Messages = Annotated[list[ChatMessage], Bounded(MAX_MESSAGES)]
 
-    messages: list[ChatMessage]
+
+class ChatBody(GenerationBody):
+    """What stands beside the messages of a chat."""
+
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[ToolBody] | None = None
+    tools: Annotated[list[ToolBody], Bounded(MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -174,6 +180,12 @@ class ChatCompletionBody(GenerationBody):
     #: As SGLang: false leaves thoughts in the content.
     separate_reasoning: bool | None = None
     echo: bool | None = None
+
+
+class ChatCompletionBody(ChatBody):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -188,9 +200,9 @@ def _prompt_kind(value: Any) -> str | None:
 
 Prompt = Annotated[
     Annotated[str, Tag("|text")]
-    | Annotated[list[str], Tag("|texts")]
-    | Annotated[list[int], Tag("|ids")]
-    | Annotated[list[list[int]], Tag("|id_lists")],
+    | Annotated[list[str], Bounded(MAX_CHOICES), Tag("|texts")]
+    | Annotated[list[int], Bounded(), Tag("|ids")]
+    | Annotated[list[Annotated[list[int], Bounded()]], Bounded(MAX_CHOICES), Tag("|id_lists")],
     Discriminator(
         _prompt_kind,
         custom_error_type="prompt_type",

@@ -4,6 +4,7 @@ Fields: `response_format`, `structured_outputs`, and vLLM's older `guided_json`,
 `guided_grammar`. At most one of them may hold a constraint.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,16 @@ _KINDS: Mapping[str, OutputKind] = {
     "grammar": OutputKind.GRAMMAR,
 }
 #: What else `structured_outputs` may hold: how vLLM's backends go about it.
+_SHOWN_KEY = 64
 _IGNORED = frozenset({"disable_fallback", "disable_any_whitespace", "disable_additional_properties", "backend"})
+
+
+async def checked_grammar(body: GenerationBody) -> GrammarSpec | None:
+    """As `body_grammar`, in a thread: a hostile schema takes seconds, and no length says which one."""
+    fields = (body.response_format, body.structured_outputs, body.guided_json, body.guided_regex, body.guided_choice)
+    if all(field is None for field in (*fields, body.guided_grammar, body.guided_whitespace_pattern)):
+        return None
+    return await asyncio.to_thread(body_grammar, body)
 
 
 def body_grammar(body: GenerationBody) -> GrammarSpec | None:
@@ -115,7 +125,7 @@ def _from_constraints(values: Mapping[str, Any], prefix: str) -> list[_Asked]:
     """vLLM's: one field for each kind."""
     asked: list[_Asked] = []
     for key, value in values.items():
-        field = prefix + key
+        field = prefix + key[:_SHOWN_KEY]
         if value is None or key in _IGNORED:
             continue
         if key in ("structural_tag", "whitespace_pattern"):

@@ -1,17 +1,17 @@
 """`/tokenize` and `/detokenize`, as vLLM has them: what a prompt is made of, without any answer."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import Field
 
 from common.errors import InvalidRequest
 from gateway.generation import ServingLimits
 from gateway.http.body import read_body
 from gateway.http.chat_input import chat_input
 from gateway.http.formats import Json
+from gateway.http.limits import Bounded
 from gateway.http.refused import refuse_unsupported
-from gateway.http.schemas import Body, ChatCompletionBody, ChatMessage
+from gateway.http.schemas import Body, ChatBody, Messages
 from gateway.http.services import HttpServices
 from gateway.off_loop import off_loop
 from gateway.prompts import chat_prompt
@@ -19,10 +19,10 @@ from gateway.serving import ServingModel
 from gateway.tokens import detokenize, tokenize, with_special_tokens
 
 
-class TokenizeBody(ChatCompletionBody):
+class TokenizeBody(ChatBody):
     """POST /tokenize: a text, or a conversation with all that makes its prompt."""
 
-    messages: list[ChatMessage] = Field(default_factory=list)
+    messages: Messages | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -32,7 +32,7 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Bounded()]
 
 
 def tokenize_router(services: HttpServices) -> APIRouter:
@@ -68,14 +68,13 @@ def tokenize_router(services: HttpServices) -> APIRouter:
 
 async def _ids(body: TokenizeBody, model: ServingModel, limits: ServingLimits) -> list[int]:
     """A text gets the model's begin token unless it is not wanted, a conversation only if it is: templates have it."""
-    is_chat = "messages" in body.model_fields_set
-    if is_chat == (body.prompt is not None):
+    if (body.messages is None) == (body.prompt is None):
         raise InvalidRequest("one of prompt and messages must be given", field="prompt")
     if body.prompt is not None:
         special = body.add_special_tokens is not False
         return await tokenize(model, body.prompt, limits, add_special_tokens=special, field="prompt")
     refuse_unsupported(body.model_extra)
-    prompt = await chat_prompt(model, chat_input(body), limits)
+    prompt = await chat_prompt(model, chat_input(body, body.messages or []), limits)
     return with_special_tokens(model.tokenizer, prompt.ids) if body.add_special_tokens else prompt.ids
 
 

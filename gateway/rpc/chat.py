@@ -1,6 +1,5 @@
 """Between the chat messages of `inference.proto` and the gateway's own values. Judges nothing but what is no JSON."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from gateway.chat.answer import ChatDelta, ChatFinish
 from gateway.chat.fields import ChatFields
 from gateway.chat.parts import Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
 from gateway.chat.request import ChatInput, Tool, ToolCall, ToolChoice, ToolMode, Turn
+from gateway.json_text import json_object
 from gateway.rpc.convert import tokens_to_proto
 
 #: Functions are not nested in tools and calls.
@@ -74,11 +74,8 @@ def _choice(choice: inference_pb2.ToolChoice) -> ToolChoice | None:
 def _json_object(field: str, text: str) -> Mapping[str, Any] | None:
     if not text:
         return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+    value = json_object(text)
+    if value is None:
         raise InvalidRequest(f"{field} must be a JSON object", field=field)
     return value
 

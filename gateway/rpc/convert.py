@@ -10,7 +10,6 @@ from common.text.tokenizer import Tokenizer
 from gateway.completion import ChoiceDelta, TextToken, Usage
 from gateway.generation import GenerationStats, RequestClass
 from gateway.options import GenerationOptions
-from gateway.rpc.structured import grammar_from_proto
 
 _FINISH = {
     None: generation_pb2.FINISH_REASON_UNSPECIFIED,
@@ -39,7 +38,7 @@ _OPTIONAL_FIELDS = (
 
 
 def options_from_proto(message: inference_pb2.GenerationOptions, seconds_left: float | None) -> GenerationOptions:
-    """Only class and grammar are checked (InvalidRequest); `seconds_left` is the caller's deadline."""
+    """All but the grammar; only the class is checked (InvalidRequest). `seconds_left` is the caller's deadline."""
     given = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
     return GenerationOptions(
         **given,
@@ -48,7 +47,6 @@ def options_from_proto(message: inference_pb2.GenerationOptions, seconds_left: f
         logit_bias=dict(message.logit_bias),
         cache_salt=message.cache_salt or None,
         request_class=_request_class(message.request_class),
-        grammar=grammar_from_proto(message.structured_output),
         timeout=seconds_left,
     )
 

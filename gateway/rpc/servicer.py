@@ -4,10 +4,11 @@ Handlers are async generators and just raise: the server's error interceptor (`c
 errors to statuses. A client that cancels or runs into its deadline closes the handler, which frees everything.
 """
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -29,6 +30,7 @@ from gateway.prompts import text_ids
 from gateway.rpc.auth import tenant_of
 from gateway.rpc.chat import CHAT_FIELDS, chat_delta_to_proto, chat_from_proto
 from gateway.rpc.convert import delta_to_proto, options_from_proto, prompt_to_proto, summary_to_proto
+from gateway.rpc.structured import grammar_from_proto
 from gateway.rpc.tokenize import detokenize_call, tokenize_call
 from gateway.serving import ServingModel
 from gateway.tenants import ApiKeys
@@ -122,7 +124,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _prepare_generate(self, request: inference_pb2.GenerateRequest, context: Context) -> _Call:
         self._model.check_name(request.model)
-        options = self._options(request.options, context)
+        options = await self._options(request.options, context)
         limits = self._dispatcher.limits()
         field = request.WhichOneof("prompt")
         if field is None:
@@ -137,7 +139,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _prepare_chat(self, request: inference_pb2.ChatRequest, context: Context) -> _Call:
         self._model.check_name(request.model)
-        options = self._options(request.options, context)
+        options = await self._options(request.options, context)
         limits = self._dispatcher.limits()
         chat = await prepare_chat(
             self._model, chat_from_proto(request), options, limits, request_id=_new_id(), fields=CHAT_FIELDS
@@ -148,11 +150,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             lambda choice, delta: chat_delta_to_proto(self._model.tokenizer, answer.read(choice, delta)),
         )
 
-    def _options(self, message: inference_pb2.GenerationOptions, context: Context) -> GenerationOptions:
-        """Checked before any work on the prompt."""
+    async def _options(self, message: inference_pb2.GenerationOptions, context: Context) -> GenerationOptions:
+        """Checked before any work on the prompt, the grammar in a thread: a hostile one takes seconds."""
         options = options_from_proto(message, _seconds_left(context))
         check_options(options, self._dispatcher.limits().vocab_size)
-        return options
+        if message.structured_output.WhichOneof("constraint") is None:
+            return options
+        return replace(options, grammar=await asyncio.to_thread(grammar_from_proto, message.structured_output))
 
     @contextmanager
     def _observed(self, method: str, context: Context) -> Iterator[tuple[RequestRecord, Span]]:

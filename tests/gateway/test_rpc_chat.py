@@ -118,9 +118,11 @@ async def test_the_same_as_over_http(model: ServingModel) -> None:
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
-    assert chat_from_proto(request) == chat_input(ChatCompletionBody.model_validate(body))
+    assert chat_from_proto(request) == chat_input(
+        ChatCompletionBody.model_validate(body), ChatCompletionBody.model_validate(body).messages
+    )
     plain = ChatCompletionBody.model_validate({"messages": [{"role": "user", "content": "hi"}]})
-    assert chat_from_proto(chat()) == chat_input(plain)
+    assert chat_from_proto(chat()) == chat_input(plain, plain.messages)
 
 
 @pytest.mark.parametrize(
@@ -224,3 +226,33 @@ async def test_mistakes_are_named(model: ServingModel) -> None:
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, request
             assert dict(caught.value.trailing_metadata())["tandem-field"] == field  # type: ignore[arg-type]
     assert dispatcher.requests == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (chat(tools=[Tool(name="f", parameters='{"a": "\\ud800"}')]), "tools[0].parameters"),
+        (chat(tools=[Tool(name="f", parameters='{"a": ' + "[" * 400 + "]" * 400 + "}")]), "tools[0].parameters"),
+        (chat(chat_template_kwargs='{"a": "\\ud800"}'), "chat_template_kwargs"),
+    ],
+)
+async def test_json_that_no_prompt_can_show(
+    stub: inference_pb2_grpc.InferenceStub, request_: inference_pb2.ChatRequest, field: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Chat(request_).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert ("tandem-field", field) in tuple(caught.value.trailing_metadata() or ())
+
+
+async def test_calls_whose_arguments_are_no_text(stub: inference_pb2_grpc.InferenceStub) -> None:
+    call = ToolCall(id="a", name="f", arguments='{"a": "\\ud800"}')
+    request = chat(Message(role="assistant", tool_calls=[call]), Message(role="user", content="hi"))
+    assert [response async for response in stub.Chat(request)]
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "\N{GRINNING FACE}" * 10_000])
+async def test_a_long_name_is_no_oversized_header(stub: inference_pb2_grpc.InferenceStub, name: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Chat(chat(model=name)).read()
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from gateway.chat.parts import AnswerParser
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node
+from gateway.json_text import json_object
 
 
 class ToolFormat(Protocol):
@@ -64,11 +65,10 @@ def call_json(name: str, arguments: Any, *, key: str = "arguments") -> str:
 
 def parsed_arguments(arguments: str) -> Any:
     """The object that the text spells; the text itself if it spells none."""
-    try:
-        value = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
+    if not arguments.strip():
+        return {}
+    value = json_object(arguments)
+    return arguments if value is None else value
 
 
 def template_tool(tool: Tool) -> dict[str, Any]:

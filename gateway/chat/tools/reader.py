@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from common.text.marks import ARGS, CALL_ID
+from gateway.json_text import is_text
 
 _OPENS_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*\{\Z')
 #: The longest piece of text that the pattern above needs to see; blanks beyond that make it a call read as a whole.
@@ -193,10 +194,10 @@ class JsonCall:
             return "".join(self._characters[self._span_start : self._span_end])
         if value is None:
             return "{}"
-        return value if isinstance(value, str) else None
+        return value if isinstance(value, str) and is_text(value) else None
 
     def _accepts(self, name: object) -> bool:
-        return isinstance(name, str) and name != "" and (self._names is None or name in self._names)
+        return isinstance(name, str) and name != "" and is_text(name) and (self._names is None or name in self._names)
 
 
 class NamedCall:

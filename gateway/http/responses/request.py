@@ -21,12 +21,12 @@ from gateway.http.responses.output import Output
 from gateway.http.responses.refused import check_fields
 from gateway.http.responses.schemas import ResponseBody
 from gateway.http.responses.store import ResponseStore, find
-from gateway.http.responses.structure import grammar_of_body, text_json
+from gateway.http.responses.structure import checked_grammar_of_body, text_json
 from gateway.http.responses.tools import ToolUse, tool_json, tool_use
 from gateway.http.responses.writer import Keeping, ResponseHead, ResponseWriter
 from gateway.options import GenerationOptions
 from gateway.serving import ServingModel
-from gateway.validation import PreparedRequest
+from gateway.validation import PreparedRequest, check_options
 
 _LOGPROBS = "message.output_text.logprobs"
 #: What the shared checks call what this API calls otherwise.
@@ -105,7 +105,7 @@ async def _prepare(
         grammar="text.format",
         max_tokens="max_output_tokens",
     )
-    return await prepare_chat(model, chat, _options(body), limits, request_id=response_id, fields=fields)
+    return await prepare_chat(model, chat, await _options(body, limits), limits, request_id=response_id, fields=fields)
 
 
 def _conversation(body: ResponseBody, earlier: Sequence[Json], given: Sequence[Json]) -> Conversation:
@@ -128,10 +128,11 @@ def _variables(body: ResponseBody) -> dict[str, Any]:
     return variables | (body.chat_template_kwargs or {})
 
 
-def _options(body: ResponseBody) -> GenerationOptions:
+async def _options(body: ResponseBody, limits: ServingLimits) -> GenerationOptions:
     wanted = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     options = options_of(body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if wanted else None)
-    return replace(options, grammar=grammar_of_body(body))
+    check_options(options, limits.vocab_size)
+    return replace(options, grammar=await checked_grammar_of_body(body))
 
 
 def _logprobs(tokenizer: Tokenizer, tokens: Sequence[TextToken]) -> list[Json]:

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from gateway.chat.tools.check import MAX_TOOLS
+from gateway.http.limits import MAX_MESSAGES, MAX_PARTS, Bounded
 from gateway.http.schemas import Body, GenerationBody
 
 
@@ -20,7 +22,7 @@ def _content_kind(value: Any) -> str | None:
 
 
 InputContent = Annotated[
-    Annotated[str, Tag("|text")] | Annotated[list[InputPart], Tag("|parts")],
+    Annotated[str, Tag("|text")] | Annotated[list[InputPart], Bounded(MAX_PARTS), Tag("|parts")],
     Discriminator(
         _content_kind,
         custom_error_type="content_type",
@@ -40,7 +42,7 @@ class InputItem(Body):
     name: str | None = None
     arguments: str | None = None
     output: InputContent | None = None
-    summary: list[InputPart] | None = None
+    summary: Annotated[list[InputPart], Bounded(MAX_PARTS)] | None = None
 
 
 def _input_kind(value: Any) -> str | None:
@@ -48,7 +50,7 @@ def _input_kind(value: Any) -> str | None:
 
 
 Input = Annotated[
-    Annotated[str, Tag("|text")] | Annotated[list[InputItem], Tag("|items")],
+    Annotated[str, Tag("|text")] | Annotated[list[InputItem], Bounded(MAX_MESSAGES), Tag("|items")],
     Discriminator(
         _input_kind, custom_error_type="input_type", custom_error_message="Input should be a string or a list of items"
     ),
@@ -86,6 +88,18 @@ class ReasoningConfig(Body):
     generate_summary: str | None = None
 
 
+def _choice_kind(value: Any) -> str | None:
+    return "|mode" if isinstance(value, str) else "|object" if isinstance(value, dict) else None
+
+
+ToolChoice = Annotated[
+    Annotated[str, Tag("|mode")] | Annotated[dict[str, Any], Tag("|object")],
+    Discriminator(
+        _choice_kind, custom_error_type="choice_type", custom_error_message="Input should be a string or an object"
+    ),
+]
+
+
 class ResponseBody(GenerationBody):
     """POST /v1/responses."""
 
@@ -93,23 +107,18 @@ class ResponseBody(GenerationBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Bounded()] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     top_logprobs: int | None = None
-    tools: list[ResponseTool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[ResponseTool], Bounded(MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     truncation: str | None = None
     background: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Bounded()] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | bool | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None

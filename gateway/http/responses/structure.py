@@ -1,35 +1,29 @@
 """`text.format` and vLLM's fields: what the answer must match, and how that is shown again."""
 
+import asyncio
 import re
 
 from common.errors import InvalidRequest
 from common.sampling import GrammarSpec
 from gateway.http.formats import Json
 from gateway.http.responses.schemas import ResponseBody, TextConfig, TextFormat
-from gateway.http.structured_fields import grammar_of_fields
+from gateway.http.structured_fields import checked_grammar
 from gateway.structured.output import OutputKind, StructuredOutput, grammar_of
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FIELD = "text.format"
 
 
-def grammar_of_body(body: ResponseBody) -> GrammarSpec | None:
+async def checked_grammar_of_body(body: ResponseBody) -> GrammarSpec | None:
     """None: any text. Raises InvalidRequest naming the field."""
-    others = grammar_of_fields(
-        structured_outputs=body.structured_outputs,
-        guided={
-            "json": body.guided_json,
-            "regex": body.guided_regex,
-            "choice": body.guided_choice,
-            "grammar": body.guided_grammar,
-        },
-    )
     output = None if body.text is None or body.text.format is None else _output(body.text.format)
+    others = await checked_grammar(body)
     if output is None:
         return others
     if others is not None:
         raise InvalidRequest(f"{_FIELD}: only one constraint on the output can be given", field=_FIELD)
-    return grammar_of(output, field=f"{_FIELD}.schema" if output.kind is OutputKind.JSON_SCHEMA else _FIELD)
+    field = f"{_FIELD}.schema" if output.kind is OutputKind.JSON_SCHEMA else _FIELD
+    return await asyncio.to_thread(grammar_of, output, field=field)
 
 
 def _output(format_: TextFormat) -> StructuredOutput | None:

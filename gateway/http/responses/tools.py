@@ -8,6 +8,7 @@ from common.errors import InvalidRequest
 from gateway.chat.request import Tool, ToolChoice, ToolMode
 from gateway.http.formats import Json
 from gateway.http.responses.schemas import ResponseTool
+from gateway.json_text import is_finite
 
 _MODES = {mode.value: mode for mode in ToolMode}
 
@@ -25,6 +26,7 @@ class ToolUse:
 
 def tool_use(tools: Sequence[ResponseTool], choice: str | Mapping[str, Any] | None, parallel: bool | None) -> ToolUse:
     """Raises InvalidRequest naming `tools[i].…` or `tool_choice…`."""
+    _check_finite("tool_choice", choice)
     functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
     if not functions and choice == ToolMode.AUTO.value:
         # This API's default, which clients also send without tools.
@@ -45,7 +47,14 @@ def _function(field: str, tool: ResponseTool) -> Tool:
         raise InvalidRequest(message, field=f"{field}.type", code="unsupported_parameter")
     if not tool.name:
         raise InvalidRequest(f"{field}.name is missing", field=f"{field}.name")
+    _check_finite(f"{field}.parameters", tool.parameters)
     return Tool(tool.name, tool.description, tool.parameters, strict=bool(tool.strict))
+
+
+def _check_finite(field: str, value: object) -> None:
+    """It is shown again in the answer."""
+    if not is_finite(value):
+        raise InvalidRequest(f"{field} has a number beyond what a number can be", field=field)
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> ToolChoice | None:
