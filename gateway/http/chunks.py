@@ -5,6 +5,8 @@ from gateway.completion import ChoiceDelta
 from gateway.http.errors import error_body
 from gateway.http.events import event
 from gateway.http.formats import AnswerFormat, Json, StreamMode, WholeChoice, usage_json
+from gateway.http.json_body import json_body
+from gateway.off_loop import off_loop
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -36,8 +38,11 @@ class ChunkWriter:
         """No `[DONE]` follows: the answer is not complete."""
         return event(error_body(error))
 
-    async def whole(self, answer: Answer) -> Json:
+    async def whole(self, answer: Answer) -> bytes:
         choices = [WholeChoice() for _ in range(answer.num_choices)]
         async for index, delta in answer:
             choices[index].add(delta)
-        return self._format.whole(choices, answer.usage)
+        return await off_loop(
+            lambda: json_body(self._format.whole(choices, answer.usage)),
+            sum(choice.num_scores for choice in choices),
+        )

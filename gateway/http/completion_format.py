@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from common.errors import InvalidRequest
 from common.sampling import TokenLogprobs
 from common.text.tokenizer import Tokenizer
 from gateway.completion import ChoiceDelta, TextToken, Usage
@@ -12,10 +13,13 @@ from gateway.http.formats import Envelope, Json, WholeChoice, finish_json
 from gateway.http.logprobs import completion_logprobs, echo_logprobs, finite, joined_logprobs
 from gateway.http.prompt_logprobs import prompt_logprobs_json
 
+#: Log probabilities of prompts in one answer, which repeats them for each choice: some 30 MB of JSON.
+MAX_PROMPT_SCORES = 500_000
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape:
-    """What of a completion request decides what its answer holds."""
+    """What of a completion request decides what its answer holds. InvalidRequest if that would be too much."""
 
     #: For each prompt its ids, and what of it goes in front of each choice.
     prompt_ids: Sequence[Sequence[int]]
@@ -28,6 +32,14 @@ class CompletionShape:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    def __post_init__(self) -> None:
+        echoed = self.logprobs if any(echo is not None for echo in self.echoes) else None
+        each = sum(1 + count for count in (echoed, self.prompt_logprobs) if count is not None)
+        if each * self.n * sum(map(len, self.prompt_ids)) > MAX_PROMPT_SCORES:
+            field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
+            message = f"{field}: more than {MAX_PROMPT_SCORES} log probabilities of prompt tokens, over all choices"
+            raise InvalidRequest(message, field=field)
+
 
 class CompletionFormat:
     """Choice numbers run over all prompts: with two choices each, the second prompt has choices 2 and 3."""
@@ -37,6 +49,9 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._shape = shape
         self._opened: set[int] = set()
+        #: By prompt, what is the same for all its choices.
+        self._echoed: dict[int, Json] = {}
+        self._prompt_scores: dict[int, list[Json | None]] = {}
 
     @property
     def id(self) -> str:
@@ -72,12 +87,15 @@ class CompletionFormat:
         logprobs = self._logprobs(index, echo, choice.prompt_logprobs, choice.tokens)
         whole = _choice(index, text, logprobs, finish_json(choice.finish_reason))
         if self._shape.prompt_logprobs is not None:
-            whole["prompt_logprobs"] = prompt_logprobs_json(
-                self._tokenizer,
-                self._shape.prompt_ids[index // self._shape.n],
-                choice.prompt_logprobs,
-                self._shape.prompt_logprobs,
-            )
+            prompt = index // self._shape.n
+            if prompt not in self._prompt_scores:
+                self._prompt_scores[prompt] = prompt_logprobs_json(
+                    self._tokenizer,
+                    self._shape.prompt_ids[prompt],
+                    choice.prompt_logprobs,
+                    self._shape.prompt_logprobs,
+                )
+            whole["prompt_logprobs"] = self._prompt_scores[prompt]
         return whole
 
     def _echo(self, index: int) -> Echo | None:
@@ -94,7 +112,10 @@ class CompletionFormat:
         output = completion_logprobs(self._tokenizer, tokens, len(whole_echo.text) if whole_echo is not None else 0)
         if echo is None:
             return output
-        return joined_logprobs(echo_logprobs(self._tokenizer, echo, scores, count), output)
+        prompt = index // self._shape.n
+        if prompt not in self._echoed:
+            self._echoed[prompt] = echo_logprobs(self._tokenizer, echo, scores, count)
+        return joined_logprobs(self._echoed[prompt], output)
 
 
 def _choice(index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:

@@ -27,8 +27,8 @@ class AnswerWriter(Protocol):
         """The last events of a stream that had begun and cannot go on."""
         ...
 
-    async def whole(self, answer: Answer) -> Json:
-        """Reads the answer to its end and gives it in one piece. Raises what the answer raises."""
+    async def whole(self, answer: Answer) -> bytes:
+        """Reads the answer to its end and gives it in one piece, as JSON. Raises what the answer raises."""
         ...
 
 

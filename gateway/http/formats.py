@@ -39,6 +39,12 @@ class WholeChoice:
         self.finish_reason = delta.finish_reason
         self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
 
+    @property
+    def num_scores(self) -> int:
+        """Log probabilities in it: what most of the work on a long answer is spent on."""
+        rows = [token.logprobs for token in self.tokens if token.logprobs is not None]
+        return sum(len(row) * (1 + len(row[0].top)) for row in (rows, self.prompt_logprobs) if row)
+
 
 class AnswerFormat(Protocol):
     """Turns deltas into the JSON of one API. One object per request."""

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from common.errors import Cancelled, TandemError
@@ -73,7 +73,7 @@ class GenerationResponse(Response):
             if self._wants_stream:
                 await self._stream(answer, send)
             else:
-                response = JSONResponse(await self._writer.whole(answer))
+                response = Response(await self._writer.whole(answer), media_type="application/json")
                 await response(scope, receive, send)
         finally:
             await answer.aclose()

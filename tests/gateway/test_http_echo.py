@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from common.sampling import Candidate, FinishReason, TokenLogprobs
 from common.text.tokenizer import Tokenizer
+from gateway.completion import Usage
 from gateway.generation import GenerationRequest, TokenDelta
+from gateway.http.completion_format import MAX_PROMPT_SCORES, CompletionFormat, CompletionShape
 from gateway.http.echo import aligned_echo, plain_echo
+from gateway.http.formats import WholeChoice
 from gateway.http.prompt_logprobs import prompt_logprobs_json
 from gateway.serving import ServingModel
 from tests.common.text.model_folders import byte_level_folder
@@ -275,3 +278,37 @@ async def test_prompt_scores_come_with_the_first_delta_of_each_choice(
     generation = dispatcher.generations[0]
     assert generation.prompt_logprobs == prompt_scores(generation.request)
     assert len(generation.prompt_logprobs) == len(model.tokenizer.encode("one two")) - 1
+
+
+@pytest.mark.parametrize(
+    ("prompts", "fields", "field"),
+    [
+        (1, {"prompt_logprobs": 20, "n": 128}, "prompt_logprobs"),
+        (100, {"prompt_logprobs": 20}, "prompt_logprobs"),
+        (8, {"logprobs": 5, "echo": True, "n": 50}, "logprobs"),
+        (8, {"logprobs": 5, "echo": True, "n": 50, "stream": True}, "logprobs"),
+        (8, {"logprobs": 5, "echo": True, "prompt_logprobs": 1, "n": 40}, "prompt_logprobs"),
+    ],
+)
+async def test_more_scores_of_prompts_than_an_answer_may_hold_are_refused(
+    client: httpx.AsyncClient, dispatcher: FakeDispatcher, prompts: int, fields: dict[str, Any], field: str
+) -> None:
+    """One short request would otherwise ask for gigabytes."""
+    body = {"prompt": [[5] * 250] * prompts, "max_tokens": 1, **fields}
+    response = await client.post(URL, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+    assert f"more than {MAX_PROMPT_SCORES} log probabilities" in response.json()["error"]["message"]
+    assert not dispatcher.requests
+
+
+async def test_choices_of_one_prompt_share_its_scores(model: ServingModel) -> None:
+    ids = [5, 6, 7]
+    shape = CompletionShape([ids], [aligned_echo(model.tokenizer, ids, ids)], n=3, logprobs=1, prompt_logprobs=2)
+    scores = (TokenLogprobs(Candidate(6, -1.0), (Candidate(6, -1.0),)),) * 2
+    wholes = [WholeChoice("", [], FinishReason.LENGTH, scores) for _ in range(3)]
+    answer = CompletionFormat("m", model.tokenizer, shape).whole(wholes, Usage())
+    first, *others = answer["choices"]
+    assert len(first["prompt_logprobs"]) == len(first["logprobs"]["tokens"]) == 3
+    for other in others:
+        assert other["prompt_logprobs"] is first["prompt_logprobs"]
+        assert other["logprobs"] == first["logprobs"]

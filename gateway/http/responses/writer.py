@@ -12,6 +12,7 @@ from gateway.completion import ChoiceDelta, Usage
 from gateway.http.errors import error_body
 from gateway.http.events import event
 from gateway.http.formats import Json
+from gateway.http.json_body import json_body
 from gateway.http.responses.output import Output
 from gateway.http.responses.store import ResponseStore, StoredResponse
 
@@ -94,11 +95,12 @@ class ResponseWriter:
             ]
         )
 
-    async def whole(self, answer: Answer) -> Json:
+    async def whole(self, answer: Answer) -> bytes:
         async for _, delta in answer:
             self._read(delta)
         self._output.finish(self._status)
-        return await self._ended(answer.usage)
+        body = await self._ended(answer.usage)
+        return json_body(body)
 
     @property
     def _status(self) -> str:
