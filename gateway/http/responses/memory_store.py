@@ -1,7 +1,7 @@
 """Responses kept in this process: for a gateway without Redis, and while Redis is away."""
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,12 +41,12 @@ class MemoryStore:
         self._clock = clock
         #: In order of last use.
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        #: In order of time; some of them may be gone already.
-        self._expiries: deque[tuple[float, tuple[str, str]]] = deque()
+        #: Their keys in order of age.
+        self._ages: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._total = 0
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
-        return self.put_text(tenant, response_id, stored.encode())
+        return self.put_text(tenant, response_id, await stored.encode())
 
     def put_text(self, tenant: str, response_id: str, text: str) -> bool:
         """As `put`, already encoded."""
@@ -56,7 +56,7 @@ class MemoryStore:
         key = tenant, response_id
         self._remove(key)
         self._entries[key] = _Entry(text, self._clock() + self._ttl)
-        self._expiries.append((self._entries[key].expires, key))
+        self._ages[key] = None
         self._total += len(text)
         while self._total > self._max_total:
             self._remove(next(iter(self._entries)))
@@ -68,7 +68,7 @@ class MemoryStore:
         if entry is None:
             return None
         self._entries.move_to_end((tenant, response_id))
-        return StoredResponse.decode(entry.text)
+        return await StoredResponse.decode(entry.text)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         self._forget_old()
@@ -76,14 +76,13 @@ class MemoryStore:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        while self._expiries and self._expiries[0][0] <= now:
-            _, key = self._expiries.popleft()
-            if key in self._entries and self._entries[key].expires <= now:
-                self._remove(key)
+        while self._ages and self._entries[oldest := next(iter(self._ages))].expires <= now:
+            self._remove(oldest)
 
     def _remove(self, key: tuple[str, str]) -> bool:
         entry = self._entries.pop(key, None)
         if entry is None:
             return False
+        del self._ages[key]
         self._total -= len(entry.text)
         return True

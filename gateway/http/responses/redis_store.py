@@ -52,7 +52,7 @@ class RedisStore:
         self._paused_until = -math.inf
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
-        text = stored.encode()
+        text = await stored.encode()
         if len(text) > self._max_characters:
             return False
         return await self._write(tenant, response_id, text) or self._local.put_text(tenant, response_id, text)
@@ -75,7 +75,7 @@ class RedisStore:
             text = await self._redis.get(self._keys.response(tenant, response_id))
         except REDIS_ERRORS as error:
             raise StoreUnavailable("stored responses cannot be read now", retry_after=1) from error
-        return None if text is None else StoredResponse.decode(str(text))
+        return None if text is None else await StoredResponse.decode(str(text))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         try:

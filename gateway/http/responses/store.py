@@ -1,11 +1,14 @@
 """What is kept of answers, for their owners to read and to go on from. Text is personal: it is kept for a time only."""
 
+import asyncio
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.http.formats import Json
+from gateway.http.json_body import json_body
+from gateway.off_loop import off_loop
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 #: Characters of one stored response with its input; a longer one is not stored.
@@ -26,12 +29,14 @@ class StoredResponse:
         """What the next response goes on from: input and output; what only the client reads is left out."""
         return [*self.input, *(_without_logprobs(item) for item in self.response["output"])]
 
-    def encode(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+    async def encode(self) -> str:
+        """As text; a thread does it: with log probabilities it is long."""
+        value = {"response": self.response, "input": self.input}
+        return (await asyncio.to_thread(json_body, value)).decode()
 
     @classmethod
-    def decode(cls, text: str) -> "StoredResponse":
-        return cls(**json.loads(text))
+    async def decode(cls, text: str) -> "StoredResponse":
+        return cls(**await off_loop(lambda: json.loads(text), len(text)))
 
 
 class ResponseStore(Protocol):

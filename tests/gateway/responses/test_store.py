@@ -86,7 +86,7 @@ async def test_memory_forgets_with_time() -> None:
 
 
 async def test_memory_that_is_full_forgets_what_was_used_longest_ago() -> None:
-    size = len(stored().encode())
+    size = len(await stored().encode())
     store = MemoryStore(max_total=3 * size)
     for name in "abc":
         await store.put("ada", name, stored())
