@@ -269,3 +269,17 @@ def test_mistral_templates_get_ids_of_nine_letters() -> None:
     ids = [MISTRAL.template_id(f"call_{number}") for number in range(100)]
     assert len(set(ids)) == 100 and all(len(id_) == 9 and id_.isalnum() for id_ in ids)
     assert MISTRAL.template_id("call_7") == ids[7]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "\\ud800", "arguments": {}}',
+        '{"name": "f", "arguments": "\\udfff"}',
+        '{"arguments": {}, "name": "\\ud800"}',
+    ],
+)
+def test_what_is_no_text_is_no_call(call: str) -> None:
+    """A half of a surrogate pair, which JSON can spell, could not be sent to any client."""
+    heard = read(HERMES, f"<tool_call>{call}</tool_call>")
+    assert (heard.text, heard.calls) == (f"<tool_call>{call}</tool_call>", [])
