@@ -42,7 +42,8 @@ _NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is fals
 _LONGEST_MESSAGE = 300
 #: A character of a string with minLength or maxLength, as the library writes it, and as it should be.
 _BOUNDED = r"[^\"\\\r\n]"
-_CHARACTER = r'([^\0-\x1f\"\\] | "\\" [\"\\/bfnrt])'
+_PLAIN = r"[^\0-\x1f\"\\]"
+_CHARACTER = rf'({_PLAIN} | "\\" [\"\\/bfnrt])'
 
 Reply = tuple[Tag, bytes]
 
@@ -241,9 +242,24 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: GrammarKind, source
 
 
 def _with_json_strings(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
-    """Strings of bounded length get the characters that JSON has: escapes too, and no bare control characters."""
+    """Strings of bounded length get characters that JSON has, no bare control characters.
+
+    Escapes are among them only in strings that are not to be empty and have no other bound: the library is quick with a
+    counted set of characters, but with a counted choice each token takes as long as all that may follow.
+    """
     text = str(grammar)
-    return xgrammar.Grammar.from_ebnf(text.replace(_BOUNDED, _CHARACTER)) if _BOUNDED in text else grammar
+    if _BOUNDED not in text:
+        return grammar
+    # A rule a line.
+    rules = text.split("\n")
+    places = {rule: place for place, rule in enumerate(rules)}
+    for name in [rule.removesuffix(f" ::= (({_BOUNDED}))") for rule in rules if rule.endswith(f" ::= (({_BOUNDED}))")]:
+        string = name.removesuffix("_characters")
+        place = places.get(f'{string} ::= (("\\"" {name}{{1, -1}} "\\""))')
+        if place is not None:
+            rules[place] = f'{string} ::= "\\"" {name}+ "\\""'
+            rules[places[f"{name} ::= (({_BOUNDED}))"]] = f"{name} ::= {_CHARACTER}"
+    return xgrammar.Grammar.from_ebnf("\n".join(rules).replace(_BOUNDED, _PLAIN))
 
 
 def _with_bounded_whitespace(structural_tag: str) -> str:

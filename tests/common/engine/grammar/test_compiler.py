@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -120,6 +121,12 @@ class TestWhatComesBack:
         assert error is None or isinstance(error, InvalidRequest), error
         assert next_one.result(PATIENCE).num_words > 0
         assert process == compiler.pid, "a job took the process with it"
+
+    @pytest.mark.parametrize("bounds", [{"maxLength": 10_000}, {"minLength": 500}, {"minLength": 1}])
+    def test_long_bounds_of_strings_are_followed_fast(self, compiler: GrammarCompiler, bounds: dict[str, int]) -> None:
+        schema = {"type": "object", "properties": {name: {"type": "string", **bounds} for name in "abc"}}
+        spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+        assert compiler.compile(spec).result(PATIENCE).num_words > 0
 
     def test_answers_are_kept_refusals_too(self, compiler: GrammarCompiler) -> None:
         assert compiler.compile(regex("kept")).result(PATIENCE) is compiler.compile(regex("kept")).result(0)
