@@ -78,7 +78,12 @@ KEYWORDS: Mapping[str, Keyword] = {
     "contains": Keyword(Shape.SCHEMA, _NOT, "array"),
     "minContains": Keyword(Shape.COUNT, _NOT, "array", "nothing without `contains`"),
     "maxContains": Keyword(Shape.COUNT, _NOT, "array", "nothing without `contains`"),
-    "minLength": Keyword(Shape.COUNT, _FULL, "string", "then without escapes like `\\u00e9`; with `pattern` see there"),
+    "minLength": Keyword(
+        Shape.COUNT,
+        _FULL,
+        "string",
+        "then without escapes, so neither quotes nor line breaks, but for 1 alone; with `pattern` see there",
+    ),
     "maxLength": Keyword(Shape.COUNT, _FULL, "string", "as `minLength`"),
     "pattern": Keyword(
         Shape.TEXT,
