@@ -27,6 +27,9 @@ from common.text.tokenizer_files import (
 
 __all__ = ["Tokenizer", "tokenizer_fingerprint"]
 
+#: Characters that are encoded in less than a millisecond or two.
+_SHORT = 4096
+
 
 class Tokenizer:
     """Stateless between calls, safe to use from several threads."""
@@ -106,7 +109,11 @@ class Tokenizer:
             parse_special: take the spelling of a special token for the token; if not, for plain text.
         """
         library = self._library if parse_special else self._literal
-        ids: list[int] = library.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _SHORT:
+            short: list[int] = library.encode(text, add_special_tokens=add_special_tokens).ids
+            return short
+        # Other threads run meanwhile, which `encode` does not let them: half a megabyte would stop them for a second.
+        ids: list[int] = library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -23,6 +23,7 @@ TEXTS = (
     "<|im_start|>user\nhi<|im_end|>\n",
     "</s> in text <s>",
     "\x00\x7f\u200d\ufffd",
+    "Long enough to be encoded in another way: 😀 <|im_end|>\n" * 100,
 )
 
 
