@@ -10,8 +10,8 @@ from decode_svc.request import Job
 
 #: Processor time that a job may spend on following its grammar, in seconds: at first, and with each output token. Usual
 #: grammars take some 0.00002 s a token. Every step waits for its masks, so that what one job takes all others wait for.
-GRAMMAR_SECONDS = 0.5
-GRAMMAR_SECONDS_PER_TOKEN = 0.005
+GRAMMAR_SECONDS = 1.0
+GRAMMAR_SECONDS_PER_TOKEN = 0.02
 
 
 class TimeLimits:
