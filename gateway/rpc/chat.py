@@ -39,6 +39,7 @@ def chat_from_proto(request: inference_pb2.ChatRequest) -> ChatInput:
         template_variables=_json_object("chat_template_kwargs", request.chat_template_kwargs) or {},
         add_generation_prompt=request.add_generation_prompt if request.HasField("add_generation_prompt") else None,
         continue_final_message=request.continue_final_message,
+        separate_reasoning=request.separate_reasoning if request.HasField("separate_reasoning") else True,
     )
 
 

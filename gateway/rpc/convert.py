@@ -1,6 +1,6 @@
 """Between the messages of `inference.proto` and the gateway's own values. Judges nothing but what has no value."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -16,6 +16,8 @@ _FINISH = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
 }
+#: Candidates in one message of prompt scores, some 40 bytes each; more would hold up the event loop.
+_CANDIDATES = 5000
 _OPTIONAL_FIELDS = (
     "temperature",
     "top_p",
@@ -77,9 +79,18 @@ def tokens_to_proto(tokenizer: Tokenizer, tokens: Sequence[TextToken]) -> dict[s
     }
 
 
-def prompt_to_proto(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs], count: int) -> inference_pb2.PromptScores:
-    """`count`: how many of the most likely ones to show; `scores` may hold more."""
-    return inference_pb2.PromptScores(logprobs=[_logprobs(tokenizer, score, count) for score in scores])
+def prompt_to_proto(
+    tokenizer: Tokenizer, scores: Sequence[TokenLogprobs], count: int
+) -> Iterator[inference_pb2.PromptScores]:
+    """One message at least, each far below the 4 MiB that clients take unless they say otherwise.
+
+    Args:
+        count: how many of the most likely ones to show; `scores` may hold more.
+    """
+    each = _CANDIDATES // (count + 1)
+    for start in range(0, max(len(scores), 1), each):
+        part = scores[start : start + each]
+        yield inference_pb2.PromptScores(logprobs=[_logprobs(tokenizer, score, count) for score in part])
 
 
 def _logprobs(tokenizer: Tokenizer, score: TokenLogprobs, count: int) -> inference_pb2.TextLogprobs:

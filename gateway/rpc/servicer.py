@@ -115,8 +115,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         async with aclosing(answer.__aiter__()) as deltas:
             async for choice, delta in deltas:
                 if scores is not None:
-                    prompt = prompt_to_proto(self._model.tokenizer, delta.prompt_logprobs, scores)
-                    yield inference_pb2.GenerateResponse(request_id=id_, prompt=prompt)
+                    for prompt in prompt_to_proto(self._model.tokenizer, delta.prompt_logprobs, scores):
+                        yield inference_pb2.GenerateResponse(request_id=id_, prompt=prompt)
                     scores = None
                 yield inference_pb2.GenerateResponse(request_id=id_, delta=call.write(choice, delta))
         summary = summary_to_proto(answer.usage, answer.stats)

@@ -91,6 +91,7 @@ async def test_the_same_as_over_http(model: ServingModel) -> None:
         chat_template_kwargs='{"enable_thinking": false}',
         continue_final_message=True,
         add_generation_prompt=False,
+        separate_reasoning=False,
     )
     function = {"name": "f", "arguments": '{"a": 1}'}
     body = {
@@ -117,10 +118,10 @@ async def test_the_same_as_over_http(model: ServingModel) -> None:
         "chat_template_kwargs": {"enable_thinking": False},
         "continue_final_message": True,
         "add_generation_prompt": False,
+        "separate_reasoning": False,
     }
-    assert chat_from_proto(request) == chat_input(
-        ChatCompletionBody.model_validate(body), ChatCompletionBody.model_validate(body).messages
-    )
+    read = ChatCompletionBody.model_validate(body)
+    assert chat_from_proto(request) == chat_input(read, read.messages)
     plain = ChatCompletionBody.model_validate({"messages": [{"role": "user", "content": "hi"}]})
     assert chat_from_proto(chat()) == chat_input(plain, plain.messages)
 
@@ -191,6 +192,21 @@ async def test_prompt_scores_come_once_before_the_first_delta(
     scores = events[0].prompt.logprobs
     assert [score.chosen.token_id for score in scores] == list(dispatcher.request.prompt_ids[1:])
     assert {len(score.top) for score in scores} == {count}
+
+
+async def test_scores_of_a_long_prompt_come_in_messages_that_clients_take(
+    stub: inference_pb2_grpc.InferenceStub, dispatcher: FakeDispatcher
+) -> None:
+    """In one message they would be more than the 4 MiB that clients take unless they say otherwise."""
+    message = Message(role="user", content="long " * 800)
+    options = inference_pb2.GenerationOptions(prompt_logprobs=20)
+    events = [response async for response in stub.Chat(chat(message, options=options))]
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds[: kinds.count("prompt")] == ["prompt"] * kinds.count("prompt")
+    assert kinds.count("prompt") > 1
+    assert max(event.ByteSize() for event in events) < 400_000
+    scores = [score for event in events for score in event.prompt.logprobs]
+    assert [score.chosen.token_id for score in scores] == list(dispatcher.request.prompt_ids[1:])
 
 
 MISTAKES: list[tuple[inference_pb2.ChatRequest, str]] = [

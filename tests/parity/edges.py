@@ -207,7 +207,10 @@ def _add_response(outcome: Outcome, response: pb.GenerateResponse) -> None:
         outcome.completion_tokens = response.summary.completion_tokens
         outcome.cached_tokens = response.summary.cached_tokens
     elif event == "prompt":
-        outcome.prompt_scores = [_grpc_score(entry) for entry in response.prompt.logprobs]
+        outcome.prompt_scores = [
+            *(outcome.prompt_scores or ()),
+            *(_grpc_score(entry) for entry in response.prompt.logprobs),
+        ]
     else:
         _add_delta(outcome.choices[response.delta.choice], response.delta)
 
