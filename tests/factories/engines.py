@@ -18,6 +18,7 @@ from torch import Tensor
 
 from common.engine.batch import SequenceChunk
 from common.engine.grammar import Grammar, GrammarState, MaskFiller
+from common.engine.grammar.surrogates import SurrogateRule
 from common.engine.kv_cache import KVSpec
 from common.engine.sampler import Sampler, SampleRow
 from common.engine.sampler.logprobs import token_logprobs
@@ -48,7 +49,7 @@ def compile_regex(regex: str) -> Grammar:
     tokens = [b"" if letter == "." else letter.encode() for letter in LETTERS]
     info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=VOCAB, stop_token_ids=[EOS])
     compiled = xgrammar.GrammarCompiler(info).compile_regex(regex)
-    return Grammar(compiled, str(compiled.serialize_json()).encode())
+    return Grammar(compiled, str(compiled.serialize_json()).encode(), SurrogateRule.of(tokens, VOCAB))
 
 
 def no_grammar(*_: object) -> "Future[Grammar]":

@@ -10,6 +10,8 @@ import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
+from common.engine.grammar.surrogates import SurrogateRule
+
 #: Bits of allowed tokens, token i in bit i % 32 of word i // 32; ceil(vocab / 32) words.
 Words = NDArray[np.int32]
 
@@ -17,10 +19,12 @@ Words = NDArray[np.int32]
 class Grammar:
     """A grammar compiled for one vocabulary. Immutable; shared by threads and by all choices of all its requests."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, serialized: bytes) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, serialized: bytes, surrogates: SurrogateRule) -> None:
         """`serialized`: the same grammar as bytes, see `Vocabulary.load_grammar`."""
         self._compiled = compiled
         self._serialized = serialized
+        #: Of the vocabulary.
+        self.surrogates = surrogates
         vocabulary = compiled.tokenizer_info
         self.vocab_size: int = vocabulary.vocab_size
         self.end_token_ids: tuple[int, ...] = tuple(vocabulary.stop_token_ids)
@@ -55,6 +59,8 @@ class GrammarState:
         self._matcher = matcher
         self._terminated = False
         self._seconds = 0.0
+        #: The last token ends where half of a surrogate pair could follow.
+        self._surrogate_open = False
         #: The last `fill` found nothing that could follow.
         self.stuck = False
 
@@ -81,12 +87,14 @@ class GrammarState:
         return accepted
 
     def _try_accept(self, token_id: int) -> bool:
-        if self._terminated:
+        surrogates = self._grammar.surrogates
+        if self._terminated or (self._surrogate_open and surrogates.completes(token_id)):
             return False
         is_end = token_id in self._grammar.end_token_ids
         if not self._matcher.accept_token(token_id) and not (is_end and self._is_stuck()):
             return False
         self._terminated = is_end
+        self._surrogate_open = surrogates.opens(token_id)
         return True
 
     def fill(self, words: Words) -> bool:
@@ -122,4 +130,9 @@ class GrammarState:
         return self._fill(words) and not words.any()
 
     def _fill(self, words: Words) -> bool:
-        return bool(self._matcher.fill_next_token_bitmask(words.reshape(1, -1)))
+        limited = bool(self._matcher.fill_next_token_bitmask(words.reshape(1, -1)))
+        if self._surrogate_open:
+            words &= self._grammar.surrogates.allowed
+            # The library writes every word even if it allows all.
+            return True
+        return limited

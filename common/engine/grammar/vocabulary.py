@@ -8,6 +8,7 @@ from typing import Self
 import xgrammar
 
 from common.engine.grammar.grammar import Grammar
+from common.engine.grammar.surrogates import SurrogateRule, has_surrogate
 from common.sampling import GrammarKind
 from common.text.marks import special_mark_ids
 from common.text.tokenizer import Tokenizer
@@ -26,13 +27,15 @@ class Vocabulary:
         """`marked`: None if it is the same table."""
         self.plain = plain
         self.marked = plain if marked is None else marked
+        #: The same for both: no mark has such bytes.
+        self.surrogates = SurrogateRule.of(plain.decoded_vocab, plain.vocab_size)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int]) -> Self:
         """Tokens of `tokenizer`, padded to a model's logits.
 
-        No grammar allows special tokens that are no marks (their text is no output) or ids without a token, but for the
-        ends. These are never text, even if one is a mark.
+        No grammar allows special tokens that are no marks (their text is no output), ids without a token, or tokens
+        that no text can hold, but for the ends. These are never text, even if one is a mark.
 
         Args:
             vocab_size: width of the model's logits; tokens beyond cannot be drawn and are left out.
@@ -43,7 +46,8 @@ class Vocabulary:
         ends = set(end_token_ids)
 
         def table(silent: Set[int]) -> xgrammar.TokenizerInfo:
-            tokens = [b"" if i in silent else tokenizer.token_bytes(i) for i in range(known)]
+            spelled = [b"" if i in silent else tokenizer.token_bytes(i) for i in range(known)]
+            tokens = [b"" if has_surrogate(token) else token for token in spelled]
             return xgrammar.TokenizerInfo(
                 tokens, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=sorted(ends)
             )
@@ -70,7 +74,7 @@ class Vocabulary:
             compiled = xgrammar.CompiledGrammar.deserialize_json(serialized.decode(), self.table(kind))
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(f"no compiled grammar of this model's vocabulary: {error}") from error
-        return Grammar(compiled, serialized)
+        return Grammar(compiled, serialized, self.surrogates)
 
 
 def vocabulary_of_folder(folder: Path, vocab_size: int, end_token_ids: Sequence[int]) -> Vocabulary | None:

@@ -58,7 +58,7 @@ class Bench:
         table = self.vocabulary.table(spec.kind)
         compiler = xgrammar.GrammarCompiler(table, max_threads=1, cache_enabled=False)
         compiled = compile_source(compiler, spec.kind, spec.source)
-        return Grammar(compiled, str(compiled.serialize_json()).encode())
+        return Grammar(compiled, str(compiled.serialize_json()).encode(), self.vocabulary.surrogates)
 
     def regex(self, pattern: str) -> Grammar:
         return self.compile(GrammarSpec(GrammarKind.REGEX, pattern))
@@ -73,8 +73,7 @@ class Bench:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def text(self, token_ids: Iterable[int]) -> str:
-        """Surrogates are let through: the library takes them for characters, which no trained model would write."""
-        return b"".join(map(self.tokenizer.token_bytes, token_ids)).decode(errors="surrogatepass")
+        return b"".join(map(self.tokenizer.token_bytes, token_ids)).decode()
 
     def accepts(self, grammar: Grammar, text: str) -> bool:
         """Whether it is a whole output of the grammar."""
