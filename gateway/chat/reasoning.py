@@ -4,6 +4,7 @@ Thoughts come first, if at all. Blanks around them are left out.
 """
 
 from enum import Enum
+from typing import Any
 
 from common.errors import ConfigError
 from common.text.chat_template import ChatTemplate
@@ -28,6 +29,13 @@ def reasons(option: str, template: ChatTemplate, tokenizer: Tokenizer) -> bool:
     if option == "auto":
         return END_THINK in template.tool_source or tokenizer.token_id(END_THINK) is not None
     return option == "think"
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Template variables: the model behind it may know the effort; `none` switches thinking off where templates can."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 class Thinking(Enum):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from common.errors import InvalidRequest
+from gateway.chat.reasoning import effort_variables
 from gateway.chat.request import ChatInput, Tool, ToolCall, ToolChoice, ToolMode, Turn
 from gateway.http.refused import refuse_unsupported
 from gateway.http.schemas import (
@@ -29,7 +30,7 @@ def chat_input(body: ChatBody, messages: Sequence[ChatMessage]) -> ChatInput:
         tools=tuple(tools),
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_variables=body.chat_template_kwargs or {},
+        template_variables=effort_variables(body.reasoning_effort) | (body.chat_template_kwargs or {}),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         separate_reasoning=body.separate_reasoning is not False,

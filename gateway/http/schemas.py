@@ -177,6 +177,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     #: As SGLang: false leaves thoughts in the content.
     separate_reasoning: bool | None = None
     echo: bool | None = None

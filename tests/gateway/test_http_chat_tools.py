@@ -418,3 +418,23 @@ async def test_mistakes_are_named(qwen: Served) -> None:
         assert error["param"] == param, (body, error)
         assert len(error["message"]) < 300
     assert qwen.dispatcher.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({}, "-/-"),
+        ({"reasoning_effort": "low"}, "low/-"),
+        ({"reasoning_effort": "none"}, "none/False"),
+        ({"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "mine"}}, "mine/-"),
+    ],
+)
+async def test_effort_goes_to_the_template(tmp_path: Path, fields: dict[str, Any], seen: str) -> None:
+    template = "{{ reasoning_effort|default('-') }}/{{ enable_thinking|default('-') }}{{ messages[0].content }}"
+    model = chat_model(tmp_path, template)
+    dispatcher = FakeDispatcher(answers(model.tokenizer, "fine"), vocab_size=VOCAB_SIZE)
+    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url) as client:
+        body = {"messages": [{"role": "user", "content": "!"}], **fields}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert model.tokenizer.decode(dispatcher.request.prompt_ids) == seen + "!"
+        assert (await client.post("/tokenize", json=body)).json()["tokens"] == list(dispatcher.request.prompt_ids)

@@ -10,6 +10,7 @@ from common.text.tokenizer import Tokenizer
 from gateway.chat.answer import ChatAnswer
 from gateway.chat.fields import ChatFields
 from gateway.chat.prepare import PreparedChat, prepare_chat
+from gateway.chat.reasoning import effort_variables
 from gateway.chat.request import ChatInput
 from gateway.completion import TextToken
 from gateway.generation import ServingLimits
@@ -120,12 +121,8 @@ def _conversation(body: ResponseBody, earlier: Sequence[Json], given: Sequence[J
 
 
 def _variables(body: ResponseBody) -> dict[str, Any]:
-    """The effort goes to the template, whose model may know it; `none` switches thinking off where templates can."""
     effort = None if body.reasoning is None else body.reasoning.effort
-    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if effort == "none":
-        variables["enable_thinking"] = False
-    return variables | (body.chat_template_kwargs or {})
+    return effort_variables(effort) | (body.chat_template_kwargs or {})
 
 
 async def _options(body: ResponseBody, limits: ServingLimits) -> GenerationOptions:
