@@ -176,6 +176,13 @@ class _Reader:
         for escape in _ESCAPE.finditer(text):
             if len(escape[1]) == 1 and escape[1] not in _PLAIN_ESCAPES:
                 raise self._error(at, f"the escape {escape[0]} is not supported")
+            if len(escape[1]) > 1 and not _is_character(int(escape[1][1:], 16)):
+                raise self._error(at, f"{escape[0]} is no character")
+
+
+def _is_character(code: int) -> bool:
+    """A code point of Unicode that UTF-8 has: no half of a surrogate pair."""
+    return code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
 
 
 _KINDS = ("space", "define", "name", "text", "set", "count", "mark", "open", "close")
