@@ -31,6 +31,13 @@ class JsonH11Protocol(H11Protocol):
         if not self._refused:
             super().data_received(data)
 
+    def _should_upgrade(self) -> bool:
+        """There are no WebSockets here, nor other protocols: an offer to upgrade is ignored, as the standard has it.
+
+        uvicorn would answer handshakes by itself, in plain text, and warn of the others.
+        """
+        return False
+
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this where h11 has raised; the error knows the status."""
         error = sys.exception()

@@ -179,6 +179,16 @@ async def exchange(edge: Edge, raw: bytes) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), headers, body
 
 
+@pytest.mark.parametrize(("target", "status"), [("/v1/models", 200), ("/v1/models/nope", 404), (TEXT, 405)])
+@pytest.mark.parametrize("offer", ["websocket", "h2c", "nonsense"])
+async def test_offers_to_upgrade_are_ignored(edge: Edge, target: str, status: int, offer: str) -> None:
+    head = f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: {offer}\r\n"
+    got, headers, body = await exchange(edge, f"{head}Sec-WebSocket-Version: 13\r\n\r\n".encode())
+    assert (got, headers["content-type"]) == (status, "application/json")
+    assert headers["x-request-id"]
+    assert set(json.loads(body)) == ({"error"} if status >= 400 else {"object", "data"})
+
+
 BAD_HEADS: list[tuple[bytes, int]] = [
     (b"nonsense\r\n\r\n", 400),
     (b"GET /health HTTP/1.1\r\n\r\n", 400),
