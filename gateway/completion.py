@@ -32,6 +32,8 @@ class TextOptions:
     kept_special_ids: frozenset[int] = frozenset()
     #: No output is wanted: the one token that had to be drawn, so that the prompt gets its scores, is forgotten.
     drop_output: bool = False
+    #: The caller's own, which `stop_reason` tells from the model's end tokens.
+    stop_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class ChoiceDelta:
     finish_reason: FinishReason | None
     #: On a choice's first delta, if asked for: those of the prompt's tokens from the second on.
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    #: What of the caller's ended the choice: the stop string that was met, or the stop token's id.
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,13 @@ class ChoiceText:
         tokens = self._take_shown()
         if not text and not tokens and self.finish_reason is None:
             return None
-        return ChoiceDelta(self._choice, text, tokens, self.finish_reason)
+        return ChoiceDelta(self._choice, text, tokens, self.finish_reason, stop_reason=self._stop_reason(tokens))
+
+    def _stop_reason(self, shown: Sequence[TextToken]) -> str | int | None:
+        if self.stopped or self.finish_reason is not FinishReason.STOP or not shown:
+            return self._stops.hit
+        last = shown[-1].token_id
+        return last if last in self._options.stop_token_ids else None
 
     def _take_shown(self) -> tuple[TextToken, ...]:
         """Tokens whose text is out; at the end all, offsets kept within the text."""

@@ -212,4 +212,5 @@ def _text_options(options: GenerationOptions, params: SamplingParams, *, drop_ou
         include_stop=bool(options.include_stop_str_in_output),
         skip_special_tokens=options.skip_special_tokens is not False,
         drop_output=drop_output,
+        stop_token_ids=frozenset(params.stop_token_ids),
     )

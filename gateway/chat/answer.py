@@ -30,6 +30,8 @@ class ChatDelta:
     #: All tokens, whichever part they belong to.
     tokens: tuple[TextToken, ...]
     finish: ChatFinish | None
+    #: As in ChoiceDelta.
+    stop_reason: str | int | None = None
 
 
 class ChatAnswer:
@@ -65,7 +67,7 @@ class _Choice:
             finish = _finish(delta.finish_reason, called_tools=self._parser.called_tools)
         if isinstance(self._parser, ReasoningParser):
             self.thoughts.add(delta.tokens, self._parser.reasoning_characters)
-        return ChatDelta(choice, tuple(parts), delta.tokens, finish)
+        return ChatDelta(choice, tuple(parts), delta.tokens, finish, delta.stop_reason)
 
 
 class _Thoughts:

@@ -60,7 +60,9 @@ class ChatFormat:
             yield self._chunk(index, part, logprobs=logprobs)
             logprobs = None
         if read.finish is not None:
-            yield self._chunk(index, {}, finish_reason=read.finish.value)
+            chunk = self._chunk(index, {}, finish_reason=read.finish.value)
+            chunk["choices"][0]["stop_reason"] = delta.stop_reason
+            yield chunk
 
     def usage_chunk(self, usage: Usage) -> Json:
         return self._with_details(self._envelope.wrap([], usage))
@@ -90,6 +92,7 @@ class ChatFormat:
             "message": _message_json(WholeMessage.of(read.parts)),
             "logprobs": self._logprobs_json(read) if self._logprobs else None,
             "finish_reason": None if read.finish is None else read.finish.value,
+            "stop_reason": choice.stop_reason,
         }
 
     def _logprobs_json(self, read: ChatDelta) -> Json:

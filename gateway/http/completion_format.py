@@ -64,7 +64,7 @@ class CompletionFormat:
         text = (echo.text if echo is not None else "") + delta.text
         if text or (self._shape.logprobs is not None and (delta.tokens or echo)) or delta.finish_reason is not None:
             logprobs = self._logprobs(index, echo, delta.prompt_logprobs, delta.tokens)
-            yield self._envelope.wrap([_choice(index, text, logprobs, finish_json(delta.finish_reason))])
+            yield self._envelope.wrap([_choice(index, text, logprobs, delta)])
 
     def usage_chunk(self, usage: Usage) -> Json:
         return self._envelope.wrap([], usage)
@@ -85,7 +85,7 @@ class CompletionFormat:
         echo = self._echo(index)
         text = (echo.text if echo is not None else "") + choice.text
         logprobs = self._logprobs(index, echo, choice.prompt_logprobs, choice.tokens)
-        whole = _choice(index, text, logprobs, finish_json(choice.finish_reason))
+        whole = _choice(index, text, logprobs, choice)
         if self._shape.prompt_logprobs is not None:
             prompt = index // self._shape.n
             if prompt not in self._prompt_scores:
@@ -118,8 +118,15 @@ class CompletionFormat:
         return joined_logprobs(self._echoed[prompt], output)
 
 
-def _choice(index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+def _choice(index: int, text: str, logprobs: Json | None, ended: ChoiceDelta | WholeChoice) -> Json:
+    """`ended` says whether and why the choice is over."""
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": finish_json(ended.finish_reason),
+        "stop_reason": ended.stop_reason,
+    }
 
 
 def _mean_logprob(choice: WholeChoice) -> float:

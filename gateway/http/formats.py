@@ -32,12 +32,14 @@ class WholeChoice:
     finish_reason: FinishReason | None = None
     #: If asked for: those of the prompt's tokens from the second on.
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    stop_reason: str | int | None = None
 
     def add(self, delta: ChoiceDelta) -> None:
         self.text += delta.text
         self.tokens += delta.tokens
         self.finish_reason = delta.finish_reason
         self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        self.stop_reason = delta.stop_reason
 
     @property
     def num_scores(self) -> int:

@@ -11,7 +11,7 @@ from gateway.chat.fields import ChatFields
 from gateway.chat.parts import Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
 from gateway.chat.request import ChatInput, Tool, ToolCall, ToolChoice, ToolMode, Turn
 from gateway.json_text import json_object
-from gateway.rpc.convert import tokens_to_proto
+from gateway.rpc.convert import stop_reason_to_proto, tokens_to_proto
 
 #: Functions are not nested in tools and calls.
 CHAT_FIELDS = ChatFields(function="", grammar="options.structured_output")
@@ -90,6 +90,7 @@ def chat_delta_to_proto(tokenizer: Tokenizer, delta: ChatDelta) -> inference_pb2
         tool_calls=_calls(delta.parts),
         finish_reason=_FINISH[delta.finish],
         **tokens_to_proto(tokenizer, delta.tokens),
+        **stop_reason_to_proto(delta.stop_reason),
     )
 
 

@@ -67,7 +67,19 @@ def delta_to_proto(tokenizer: Tokenizer, delta: ChoiceDelta) -> inference_pb2.Te
         text=delta.text,
         finish_reason=_FINISH[delta.finish_reason],
         **tokens_to_proto(tokenizer, delta.tokens),
+        **stop_reason_to_proto(delta.stop_reason),
     )
+
+
+def stop_reason_to_proto(reason: str | int | None) -> dict[str, Any]:
+    """The field of a TextDelta that says it; none if the caller's stops ended nothing."""
+    match reason:
+        case None:
+            return {}
+        case str():
+            return {"stop_string": reason}
+        case int():
+            return {"stop_token_id": reason}
 
 
 def tokens_to_proto(tokenizer: Tokenizer, tokens: Sequence[TextToken]) -> dict[str, Any]:

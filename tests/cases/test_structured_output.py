@@ -205,7 +205,6 @@ def test_so_04_the_end_token_ends_what_is_complete(system: System, cases: Mappin
         system.assert_twin_agrees(reply)
 
 
-@pytest.mark.xfail(strict=True, reason="a choice does not say which stop id ended it (vLLM's stop_reason)")
 def test_so_04_a_stop_id_inside_of_json_is_no_silent_end(system: System, cases: Mapping[str, Case]) -> None:
     """Documented: the id ends the choice wherever the grammar allows it; the choice must say so."""
     reply = system.send(cases["SO-04"].variants["stop ids that occur in JSON"])

@@ -36,7 +36,7 @@ def ask_http(cluster: Cluster, gateway: str, feature: Feature, body: dict[str, A
         choice = outcome.choices[given["index"]]
         _add_piece(choice, given.get("message") or {"content": given["text"]})
         choice.scores += _http_scores(given["logprobs"])
-        choice.finish_reason = given["finish_reason"]
+        choice.finish_reason, choice.stop_reason = given["finish_reason"], given.get("stop_reason")
         outcome.prompt_scores = _prompt_scores(given.get("prompt_logprobs"))
     _set_usage(outcome, whole["usage"])
     return outcome
@@ -56,7 +56,7 @@ def ask_sse(cluster: Cluster, gateway: str, feature: Feature, body: dict[str, An
             assert choice.finish_reason is None, f"more after the end: {given}"
             _add_piece(choice, given.get("delta") or {"content": given.get("text")})
             choice.scores += _http_scores(given["logprobs"])
-            choice.finish_reason = given["finish_reason"]
+            choice.finish_reason, choice.stop_reason = given["finish_reason"], given.get("stop_reason")
     _set_usage(outcome, events[-1]["usage"])
     return outcome
 
@@ -226,6 +226,8 @@ def _add_delta(choice: Choice, delta: pb.TextDelta) -> None:
         choice.calls[call.index].arguments += call.arguments
     choice.scores += [_grpc_score(entry) for entry in delta.logprobs]
     choice.finish_reason = _FINISH[delta.finish_reason]
+    if (kind := delta.WhichOneof("stop_reason")) is not None:
+        choice.stop_reason = getattr(delta, kind)
 
 
 def _grpc_score(entry: pb.TextLogprobs) -> Scored:

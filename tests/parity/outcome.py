@@ -28,6 +28,7 @@ class Choice:
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
     scores: list[Scored] = field(default_factory=list)
 
 
@@ -53,7 +54,7 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
     if len(one.choices) != len(other.choices):
         return [*found, f"{len(one.choices)} choices != {len(other.choices)}"]
     for index, (mine, yours) in enumerate(zip(one.choices, other.choices, strict=True)):
-        for name in ("text", "reasoning", "calls", "finish_reason"):
+        for name in ("text", "reasoning", "calls", "finish_reason", "stop_reason"):
             if getattr(mine, name) != getattr(yours, name):
                 found.append(f"choice {index}, {name}: {getattr(mine, name)!r} != {getattr(yours, name)!r}")
         found += _score_differences(f"choice {index}", mine.scores, yours.scores)
