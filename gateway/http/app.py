@@ -21,7 +21,12 @@ __all__ = ["HttpServices", "create_app"]
 
 def create_app(services: HttpServices) -> FastAPI:
     """An ASGI application; any number of them can live in one process."""
-    app = FastAPI(title="Tandem", description="OpenAI-compatible inference with prefill and decode apart")
+    app = FastAPI(
+        title="Tandem",
+        description="OpenAI-compatible inference with prefill and decode apart",
+        # A path with a slash too many is an unknown one; a redirection would be an answer without the API's form.
+        redirect_slashes=False,
+    )
     app.include_router(openai_router(services))
     app.include_router(responses_router(services))
     app.include_router(tokenize_router(services))

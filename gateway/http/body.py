@@ -47,6 +47,8 @@ def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise HTTPException(415, "Content-Type must be application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise HTTPException(415, "Content-Encoding must be identity: bodies are read as they come")
 
 
 async def _read_limited(request: Request, max_bytes: int) -> bytes:

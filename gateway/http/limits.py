@@ -16,6 +16,8 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 #: Earlier calls in one message.
 MAX_CALLS = 128
+#: Tokens of `logit_bias`.
+MAX_BIASES = 16_384
 #: Brackets that open a list or an object, those in texts included: a text with so many is longer than any context.
 MAX_BRACKETS = 200_000
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from gateway.chat.tools.check import MAX_TOOLS
-from gateway.http.limits import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Bounded
+from gateway.http.limits import MAX_BIASES, MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Bounded
 from gateway.validation import MAX_CHOICES
 
 #: Marks union members in pydantic's error locations, so that they can be left out of field names.
@@ -61,7 +61,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Bounded()] | None = None
+    logit_bias: Annotated[dict[str, float], Bounded(MAX_BIASES)] | None = None
     cache_salt: str | None = None
     priority: int | None = None
     prompt_logprobs: int | None = None

@@ -1,6 +1,7 @@
 """Whatever a client gets wrong is a 4xx with OpenAI's error body that names the field, never a 5xx."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -239,6 +240,27 @@ async def test_media_type(client: httpx.AsyncClient) -> None:
     error_of(response)
     response = await client.post(TEXT, content='{"prompt":"x"}')
     assert response.status_code == 200
+
+
+async def test_encoded_bodies_are_refused(client: httpx.AsyncClient) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = await client.post(TEXT, content=gzip.compress(b'{"prompt":"x"}'), headers=headers)
+    assert response.status_code == 415
+    error_of(response)
+    plain = await client.post(TEXT, json={"prompt": "x"}, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+async def test_a_slash_too_many_is_an_unknown_path(client: httpx.AsyncClient) -> None:
+    response = await client.post(f"{TEXT}/", json={"prompt": "x"})
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "unknown_url"
+
+
+async def test_too_many_biases(client: httpx.AsyncClient) -> None:
+    response = await client.post(TEXT, json={"prompt": "x", "logit_bias": {str(i): 0 for i in range(16_385)}})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "logit_bias"
 
 
 async def test_body_limit_with_and_without_length(client: httpx.AsyncClient, edge: Edge) -> None:

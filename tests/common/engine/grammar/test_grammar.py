@@ -45,7 +45,7 @@ class TestWhatIsAllowed:
         [
             ("schema", '{"name": "é", "age": 7}', '{"name": "x", "age": 151}'),
             ("schema", '{"name": "", "age": 0, "tags": ["a", null]}', '{"name":"x","age":1}'),
-            ("schema", '{"name": "日\\\\\\n\\"\\/", "age": 150}', '{\n  "name": "x", "age": 1}'),
+            ("schema", '{"name": "日本", "age": 150}', '{\n  "name": "x", "age": 1}'),
             ("schema", '{"name": "x", "age": 1, "tags": []}', '{"name": "x", "age": 1, "more": 1}'),
             ("regex", "café 12 3", "cafe"),
             ("regex", "one", "one "),
