@@ -4,3 +4,5 @@ import os
 
 # Read by OpenMP when torch loads it: waiting threads must sleep, or several processes on two cores starve each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Read by litellm when it is imported: what models cost is nothing to fetch from elsewhere.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
