@@ -10,6 +10,7 @@ import httpx
 from common.config import option
 from common.errors import NoWorker, TandemError
 from deploy.api_key import api_key_option, auth_headers
+from deploy.refusals import refusal
 from deploy.sse import EventParser
 from deploy.urls import SERVER_URL
 
@@ -79,7 +80,7 @@ class Conversation:
         with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.is_error:
                 answer.read()
-                raise NoWorker(_message(answer))
+                raise NoWorker(refusal(answer))
             parser = EventParser()
             for chunk in answer.iter_bytes():
                 for event in parser.feed(chunk):
@@ -94,7 +95,8 @@ def first_model(client: httpx.Client) -> str:
     """
     try:
         answer = client.get("/v1/models")
-        answer.raise_for_status()
+        if answer.is_error:
+            raise ValueError(refusal(answer))
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
         raise NoWorker(f"{client.base_url} lists no model: {error}") from error
@@ -113,10 +115,3 @@ def _text(event: Any) -> str:
         raise NoWorker(str(error.get("message", error)))
     choices = event.get("choices") or [{}]
     return str(choices[0].get("delta", {}).get("content") or "")
-
-
-def _message(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"{answer.status_code} {answer.reason_phrase}"

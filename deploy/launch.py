@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 from redis.exceptions import RedisError
 
-from common.config import EXIT_INTERRUPTED
+from common.config import ENV_PREFIX, EXIT_INTERRUPTED
 from common.errors import ConfigError
 from common.redis_client import open_redis
 from deploy import valkey
@@ -87,7 +87,7 @@ class Launcher:
         for spec in (*workers, gateway_spec(plan)):
             self._start(spec)
         await self._until_ready({spec.name for spec in workers})
-        self._say(ready_text(plan))
+        self._say(ready_text(plan, asks_for_keys=bool(own_headers(os.environ))))
 
     def _start(self, spec: ProcessSpec) -> None:
         keeper = self._keepers[spec.name] = Keeper(spec, print_line)
@@ -194,14 +194,17 @@ def _tandem_command() -> str:
     return "tandem" if shutil.which("tandem") else os.path.relpath(sys.argv[0])
 
 
-def ready_text(plan: LocalPlan) -> str:
-    """What to do with a system that is ready."""
+def ready_text(plan: LocalPlan, *, asks_for_keys: bool) -> str:
+    """What to do with a system that is ready. Keys themselves are not shown."""
+    variable = f"{ENV_PREFIX}API_KEY"
+    key = f' -H "Authorization: Bearer ${variable}"' if asks_for_keys else ""
+    hint = f"\nThe gateway asks for a key: set {variable} to one of them where you try." if asks_for_keys else ""
     message = '"messages": [{"role": "user", "content": "Hello!"}]'
     body = f'{{"model": "{plan.model_name}", "stream": true, "max_tokens": 100, "temperature": 0.2, {message}}}'
     return f"""ready
   OpenAI API  {plan.http_url}/v1   (metrics: {plan.http_url}/metrics)
   gRPC        {plan.grpc_target}
 Try:
-  curl -N {plan.http_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+  curl -N {plan.http_url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
   {_tandem_command()} chat --url {plan.http_url}
-Ctrl-C stops everything."""
+Ctrl-C stops everything.{hint}"""

@@ -11,6 +11,7 @@ from common.config import option
 from common.errors import NoWorker
 from deploy.api_key import api_key_option, auth_headers
 from deploy.figures import short, table
+from deploy.refusals import refusal
 from deploy.urls import SERVER_URL
 
 TIMEOUT_SECONDS = 10.0
@@ -35,7 +36,8 @@ def fetch_status(url: str, headers: Mapping[str, str] | None = None) -> Any:
     """
     try:
         answer = httpx.get(f"{url}/tandem/status", headers=headers, timeout=TIMEOUT_SECONDS)
-        answer.raise_for_status()
+        if answer.is_error:
+            raise ValueError(refusal(answer))
         status = answer.json()
         if not isinstance(status, dict) or "workers" not in status:
             raise ValueError("the answer is not that of a gateway")
@@ -69,8 +71,8 @@ def _complaints(workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for worker in workers:
         if reason := worker.get("reason"):
             yield f"{worker['id']} is {worker['state']}: {reason}"
-        for refusal in worker.get("refused", ()):
-            yield f"{worker['id']} does not pair with {refusal}"
+        for pair in worker.get("refused", ()):
+            yield f"{worker['id']} does not pair with {pair}"
 
 
 def figures_line(name: str, figures: Mapping[str, Any]) -> str:

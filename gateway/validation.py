@@ -125,7 +125,8 @@ def _check_range(name: str, value: float | None, low: float, high: float) -> Non
     if value is None:
         return
     if not (isinstance(value, int) or math.isfinite(value)) or not low <= value <= high:
-        raise InvalidRequest(f"{name} must be a number from {low:g} to {high:g}", field=name)
+        kind = "an integer" if isinstance(low, int) else "a number"
+        raise InvalidRequest(f"{name} must be {kind} from {low} to {high}", field=name)
 
 
 def _check_stops(stops: Sequence[str]) -> None:

@@ -60,9 +60,7 @@ class ChatFormat:
             yield self._chunk(index, part, logprobs=logprobs)
             logprobs = None
         if read.finish is not None:
-            chunk = self._chunk(index, {}, finish_reason=read.finish.value)
-            chunk["choices"][0]["stop_reason"] = delta.stop_reason
-            yield chunk
+            yield self._chunk(index, {}, finish_reason=read.finish.value, stop_reason=delta.stop_reason)
 
     def usage_chunk(self, usage: Usage) -> Json:
         return self._with_details(self._envelope.wrap([], usage))
@@ -79,9 +77,21 @@ class ChatFormat:
         }
 
     def _chunk(
-        self, index: int, delta: Json, *, logprobs: Json | None = None, finish_reason: str | None = None
+        self,
+        index: int,
+        delta: Json,
+        *,
+        logprobs: Json | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
     ) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
         return self._envelope.wrap([choice])
 
     def _whole_choice(self, index: int, choice: WholeChoice) -> Json:
