@@ -220,7 +220,11 @@ class Gateway:
         )
         servicer = InferenceServicer(self._model, self.dispatcher, self._metrics, self._tracing.tracer(), keys)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, rpc.grpc)
-        grpc_port = await rpc.start(self.config.grpc.host, self.config.grpc.port, [_RPC_SERVICE])
+        try:
+            grpc_port = await rpc.start(self.config.grpc.host, self.config.grpc.port, [_RPC_SERVICE])
+        except BaseException:
+            listener.close()
+            raise
         self.grpc_address = Address(self.config.grpc.host, grpc_port)
         self.cluster.add_listener(self._on_worker)
         await self.queue.start()

@@ -150,7 +150,8 @@ def test_a_worker_that_never_comes_up_ends_all(folder: Path, start: Start) -> No
     out, err = (up := start(*ports())).communicate()
     assert up.returncode == 2
     assert "\nready\n" not in out
-    assert err.count("[prefill-0] no weights here\n") == 3
+    # It may have begun once more before that is noticed.
+    assert err.count("[prefill-0] no weights here\n") >= 3
     assert err.endswith("tandem: error: prefill-0 has died 3 times at its start; its output says why\n")
     assert events_of(folder, "end gateway")
 
