@@ -1,6 +1,7 @@
 """The `tandem` command: one subcommand per process or task, each imported only when it is chosen."""
 
 import importlib
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +61,10 @@ def _with_model_prepared(command: click.Command) -> click.Command:
         resolve_model = importlib.import_module("deploy.demo_model").resolve_model
         return run(**options | {"model": str(resolve_model(options["model"], _progress))})
 
-    command.callback = prepared
-    return command
+    # A copy: whoever calls the service's own command gets that.
+    wrapped = copy(command)
+    wrapped.callback = prepared
+    return wrapped
 
 
 def _progress(line: str) -> None:

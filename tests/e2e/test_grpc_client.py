@@ -119,7 +119,7 @@ def test_health_and_reflection(channel: grpc.Channel) -> None:
     reflection = ProtoReflectionDescriptorDatabase(channel)
     assert "tandem.v1.Inference" in reflection.get_services()
     descriptor = DescriptorPool(reflection).FindServiceByName("tandem.v1.Inference")
-    assert [method.name for method in descriptor.methods] == ["Generate", "Chat"]
+    assert [method.name for method in descriptor.methods] == ["Generate", "Chat", "Tokenize", "Detokenize"]
 
 
 def test_cancel_frees_everything(stub: inference_pb2_grpc.InferenceStub, served: Cluster) -> None:

@@ -1,6 +1,5 @@
 """Native kernels for each instruction set that this CPU can run; triton's interpreter where there is no GPU."""
 
-import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +8,6 @@ import pytest
 import torch
 
 from common.engine.kernels.cpu.kernels import CpuKernels
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before any is imported
 
 
 def instruction_sets() -> list[str]:
