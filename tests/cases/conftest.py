@@ -24,8 +24,6 @@ DEMO_WORKERS = {
     "--max-model-len": str(CONTEXT),
     "--staging-memory": "8MiB",
     "--slot-bytes": "256KiB",
-    # Most of these requests come alone, and the other worker waits meanwhile.
-    "--threads": "2",
 }
 
 
