@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from common.engine.grammar.frames import Tag, read_frame, write_frame
 from common.engine.grammar.grammar import Grammar, Words
+from common.engine.grammar.json_strings import with_escapes
 from common.engine.grammar.limits import CompileLimits
 from common.engine.grammar.vocabulary import Vocabulary
 from common.sampling import GrammarKind
@@ -40,10 +41,6 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 #: The library's messages start with a time and a line of its source, and go on with the condition that failed.
 _NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 _LONGEST_MESSAGE = 300
-#: A character of a string with minLength or maxLength, as the library writes it, and as it should be.
-_BOUNDED = r"[^\"\\\r\n]"
-_PLAIN = r"[^\0-\x1f\"\\]"
-_CHARACTER = rf'({_PLAIN} | "\\" [\"\\/bfnrt])'
 
 Reply = tuple[Tag, bytes]
 
@@ -231,35 +228,14 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: GrammarKind, source
     match kind:
         case GrammarKind.JSON_SCHEMA:
             grammar = xgrammar.Grammar.from_json_schema(source, any_whitespace=False, strict_mode=True)
-            return compiler.compile_grammar(_with_json_strings(grammar))
+            return compiler.compile_grammar(with_escapes(grammar))
         case GrammarKind.REGEX:
             return compiler.compile_regex(source)
         case GrammarKind.EBNF:
             return compiler.compile_grammar(source)
         case GrammarKind.STRUCTURAL_TAG:
             grammar = xgrammar.Grammar.from_structural_tag(_with_bounded_whitespace(source))
-            return compiler.compile_grammar(_with_json_strings(grammar))
-
-
-def _with_json_strings(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
-    """Strings of bounded length get characters that JSON has, no bare control characters.
-
-    Escapes are among them only in strings that are not to be empty and have no other bound: the library is quick with a
-    counted set of characters, but with a counted choice each token takes as long as all that may follow.
-    """
-    text = str(grammar)
-    if _BOUNDED not in text:
-        return grammar
-    # A rule a line.
-    rules = text.split("\n")
-    places = {rule: place for place, rule in enumerate(rules)}
-    for name in [rule.removesuffix(f" ::= (({_BOUNDED}))") for rule in rules if rule.endswith(f" ::= (({_BOUNDED}))")]:
-        string = name.removesuffix("_characters")
-        place = places.get(f'{string} ::= (("\\"" {name}{{1, -1}} "\\""))')
-        if place is not None:
-            rules[place] = f'{string} ::= "\\"" {name}+ "\\""'
-            rules[places[f"{name} ::= (({_BOUNDED}))"]] = f"{name} ::= {_CHARACTER}"
-    return xgrammar.Grammar.from_ebnf("\n".join(rules).replace(_BOUNDED, _PLAIN))
+            return compiler.compile_grammar(with_escapes(grammar))
 
 
 def _with_bounded_whitespace(structural_tag: str) -> str:

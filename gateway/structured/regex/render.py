@@ -4,7 +4,8 @@ Its own reading of regular expressions (xgrammar 0.2.9) is off in places: in a s
 match "a", and `[\\^a]` to match all but "a"; outside of one, `\\x2e0` is one character to it.
 """
 
-from gateway.structured.regex.tree import Alternation, Anchor, Chars, Concat, Node, Ranges, Repeat
+from gateway.structured.regex.escapes import has_escapes, long_escapes, plain_part, short_escapes
+from gateway.structured.regex.tree import Alternation, Anchor, Chars, Concat, Node, Ranges, Repeat, union
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _!#%&',:;<=>@`~")
 #: Matches the empty text. With a character beyond ASCII in it, a pattern is made into rules, which are right, and not
@@ -13,7 +14,10 @@ _AS_RULES = "\u00e9{0}"
 
 
 def as_pattern(tree: Node) -> str:
-    """For a JSON schema's `pattern`: a tree of JSON's plain characters (`forms.JSON_RANGES`), without anchors."""
+    """For a JSON schema's `pattern`, which the compiler takes for that of the text between the quotes: without anchors.
+
+    What JSON spells as an escape is written as one, see `regex.escapes`.
+    """
     return f"^{_AS_RULES}({_pattern(tree)})$"
 
 
@@ -41,16 +45,48 @@ def quoted(text: str) -> str:
 def _pattern(tree: Node) -> str:
     match tree:
         case Chars():
-            return _pattern_set(tree.ranges)
+            return "|".join(_spellings(tree.ranges))
         case Concat():
-            return "".join(f"({_pattern(i)})" if isinstance(i, Alternation) else _pattern(i) for i in tree.items)
+            return "".join(_grouped(item) if _is_choice(item) else _pattern(item) for item in tree.items)
         case Alternation():
             return "|".join(map(_pattern, tree.options))
         case Repeat():
-            inner = _pattern(tree.item)
-            return (inner if isinstance(tree.item, Chars) else f"({inner})") + _count(tree.low, tree.high)
+            if isinstance(tree.item, Chars) and has_escapes(tree.item.ranges):
+                return _repeated_choice(_grouped(tree.item), tree.low, tree.high)
+            inner = _pattern(tree.item) if isinstance(tree.item, Chars) else _grouped(tree.item)
+            return inner + _count(tree.low, tree.high)
         case Anchor():
             raise AssertionError("anchors are resolved before an expression is written")
+
+
+def _grouped(tree: Node) -> str:
+    return f"({_pattern(tree)})"
+
+
+def _is_choice(tree: Node) -> bool:
+    return isinstance(tree, Alternation) or (isinstance(tree, Chars) and has_escapes(tree.ranges))
+
+
+def _repeated_choice(item: str, low: int, high: int | None) -> str:
+    """Written out as loops and options: what is counted is a rule of its own to the compiler, which makes it slow."""
+    if high is None:
+        return item * low + f"{item}*"
+    return item * low + f"({item}" * (high - low) + ")?" * (high - low)
+
+
+def _spellings(ranges: Ranges) -> list[str]:
+    """Expressions for the characters of a set as JSON's strings have them."""
+    plain, short = plain_part(ranges), short_escapes(ranges)
+    return [
+        *([_pattern_set(plain)] if plain else []),
+        *([r"\\" + _pattern_set(union((ord(sign), ord(sign)) for sign in short))] if short else []),
+        *(rf"\\u00{high}{_hex_set(low)}" for high, low in long_escapes(ranges)),
+    ]
+
+
+def _hex_set(digits: str) -> str:
+    both = digits.lower() + digits.upper()
+    return _pattern_set(union((ord(digit), ord(digit)) for digit in both))
 
 
 def _pattern_set(ranges: Ranges) -> str:

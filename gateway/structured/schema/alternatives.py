@@ -31,7 +31,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string: of a form (of JSON's plain characters), or of a length."""
+    """A string: of a form (any of its characters), or of a length."""
 
     form: Node | None = None
     low: int = 0

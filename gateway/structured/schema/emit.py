@@ -9,6 +9,7 @@ unless a pattern says what they are; schemas that differ only in properties call
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.structured.regex.escapes import bearable
 from gateway.structured.regex.render import as_pattern
 from gateway.structured.schema.alternatives import (
     Alternative,
@@ -148,7 +149,7 @@ def _name(node: NodeId) -> str:
 def _text(text: Text) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     if text.form is not None:
-        schema["pattern"] = as_pattern(text.form)
+        schema["pattern"] = as_pattern(bearable(text.form))
     if text.low:
         schema["minLength"] = text.low
     if text.high is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gateway.structured.regex.forms import JSON_RANGES, full_match, only
+from gateway.structured.regex.forms import full_match
 from gateway.structured.regex.parse import parse_regex
 from gateway.structured.regex.tree import Node
 
@@ -53,4 +53,4 @@ def format_tree(name: str) -> Node | None:
     """Strings of a format; None if it is not known."""
     if name not in FORMATS:
         return None
-    return only(full_match(parse_regex(FORMATS[name])), JSON_RANGES)
+    return full_match(parse_regex(FORMATS[name]))

@@ -82,15 +82,14 @@ KEYWORDS: Mapping[str, Keyword] = {
         Shape.COUNT,
         _FULL,
         "string",
-        "then without escapes, so neither quotes nor line breaks, but for 1 alone; with `pattern` see there",
+        "characters, an escape being one of them; with `pattern` see there",
     ),
     "maxLength": Keyword(Shape.COUNT, _FULL, "string", "as `minLength`"),
     "pattern": Keyword(
         Shape.TEXT,
         _PARTLY,
         "string",
-        "one, in the dialect below; with lengths only if one repeated set of characters takes up the difference;"
-        " strings then have no escapes",
+        "one, in the dialect below; with lengths only if one repeated set of characters takes up the difference",
     ),
     "format": Keyword(
         Shape.TEXT, _PARTLY, "string", "those listed below, not beside `pattern`; with lengths as `pattern`"

@@ -152,9 +152,12 @@ class Objects:
                 places.extend((*member.place, "patternProperties", other) for other in own)
                 if pattern not in own:
                     places.extend(self._catch_all(branch, member, None))
-            others.append(
-                (form if form is not None or not names else excluding(names, _MOST_PREFIXES), self._node_of(places))
-            )
+            if form is not None:
+                form = only(form, JSON_RANGES)
+            elif names:
+                form = excluding(names, _MOST_PREFIXES)
+            if form != NOTHING:
+                others.append((form, self._node_of(places)))
         return tuple(others)
 
     def _allowed(self, names_form: list[Text | Values] | None, name: str) -> bool:
@@ -175,7 +178,7 @@ class Objects:
             texts = [literal(value) for value in form.values if value not in names]
             return choice([text for text in texts if only(text, JSON_RANGES) != NOTHING])
         tree = form.form if form.form is not None else Repeat(Chars(JSON_RANGES), form.low, form.high)
-        return NOTHING if any(self._matching.matches(tree, name) for name in names) else tree
+        return NOTHING if any(self._matching.matches(tree, name) for name in names) else only(tree, JSON_RANGES)
 
     def _bounds(self, branch: Branch) -> tuple[int, int | None]:
         low = max((int(member.schema.get("minProperties", 0)) for member in branch), default=0)

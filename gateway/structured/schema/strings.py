@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.structured.complaints import Complaints, Place
 from gateway.structured.limits import MAX_REGEX_POSITIONS, MAX_REPEAT
-from gateway.structured.regex.forms import JSON_RANGES, only, positions, search, with_lengths
+from gateway.structured.regex.forms import positions, search, with_lengths
 from gateway.structured.regex.parse import RegexError, parse_regex
 from gateway.structured.regex.tree import ANYTHING, NOTHING, Node
 from gateway.structured.schema.alternatives import Text
@@ -43,7 +43,7 @@ class Strings:
         return None if bounded == NOTHING else Text(bounded)
 
     def form(self, pattern: str, place: Place) -> Node | None:
-        """Strings of JSON's plain characters in which `pattern` is found; None if it cannot be enforced.
+        """Strings in which `pattern` is found; None if it cannot be enforced, or if it is found in every string.
 
         Raises InvalidRequest if strict and it cannot, or if it is not a regular expression at all.
         """
@@ -61,10 +61,7 @@ class Strings:
             raise self._complaints.wrong(place, f"has more than {MAX_REGEX_POSITIONS} characters, repetitions counted")
         if tree == ANYTHING:
             return None
-        form = only(tree, JSON_RANGES)
-        if form == NOTHING:
-            self._complaints.unenforced(place, "a pattern that only strings with escapes match")
-        return form
+        return tree
 
     def _format(self, name: str) -> Node | None:
         if name not in self._formats:

@@ -17,7 +17,7 @@ from tests.gateway.structured.walking import Bench
 FOLDER = Path(__file__).with_name("suite")
 OVER_STRICT = json.loads(Path(__file__).with_name("over_strict.json").read_text("utf-8"))
 #: Groups of the suite, and how many of their schemas can be enforced in full. A change is looked at, then written here.
-GROUPS, ENFORCED = 409, 257
+GROUPS, ENFORCED = 409, 258
 
 
 def groups() -> Iterator[tuple[str, dict[str, Any]]]:

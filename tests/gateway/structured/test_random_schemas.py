@@ -13,9 +13,16 @@ from gateway.structured.json_schema import schema_grammar
 from tests.gateway.structured.walking import Bench
 
 NAMES = st.sampled_from(["a", "ab", "title", "x-1", "é", ""])
-SCALARS = st.none() | st.booleans() | st.integers(-3, 12) | st.sampled_from(["a", "ab", "b1", "", 0.5, -1.25, 1e20])
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 12)
+    | st.sampled_from(["a", "ab", "b1", 'a"', "\n", "", 0.5, -1.25, 1e20])
+)
 VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(NAMES, SCALARS, max_size=2)
-PATTERNS = st.sampled_from(["^a", "b$", "1", "^x-", "^[ab]{1,2}$", "^(a|b1)$", "^[^a]+$", "", "^a?b*$"])
+PATTERNS = st.sampled_from(
+    ["^a", "b$", "1", "^x-", "^[ab]{1,2}$", "^(a|b1)$", "^[^a]+$", "", "^a?b*$", "^.{0,3}$", '"', "^\\S.*[^a]$"]
+)
 BOUNDS = st.integers(-3, 10) | st.sampled_from([0.5, -0.25, 2.0, 1e-7])
 COUNTS = st.integers(0, 3)
 TYPES = st.sampled_from(["null", "boolean", "object", "array", "number", "string", "integer"])

