@@ -30,6 +30,7 @@ from gateway.prompts import text_ids
 from gateway.rpc.auth import tenant_of
 from gateway.rpc.chat import CHAT_FIELDS, chat_delta_to_proto, chat_from_proto
 from gateway.rpc.convert import delta_to_proto, options_from_proto, prompt_to_proto, summary_to_proto
+from gateway.rpc.deadline import seconds_left
 from gateway.rpc.structured import grammar_from_proto
 from gateway.rpc.tokenize import detokenize_call, tokenize_call
 from gateway.serving import ServingModel
@@ -37,8 +38,6 @@ from gateway.tenants import ApiKeys
 from gateway.validation import PreparedRequest, check_options, check_prompt, prepare
 
 _SERVICE = "tandem.v1.Inference"
-#: Deadlines beyond this are as good as none.
-_LONGEST_DEADLINE = 86_400.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Responses = AsyncGenerator[inference_pb2.GenerateResponse, None]
@@ -152,7 +151,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _options(self, message: inference_pb2.GenerationOptions, context: Context) -> GenerationOptions:
         """Checked before any work on the prompt, the grammar in a thread: a hostile one takes seconds."""
-        options = options_from_proto(message, _seconds_left(context))
+        options = options_from_proto(message, seconds_left(context.time_remaining()))
         check_options(options, self._dispatcher.limits().vocab_size)
         if message.structured_output.WhichOneof("constraint") is None:
             return options
@@ -193,9 +192,3 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 def _new_id() -> str:
     return f"gen-{uuid.uuid4().hex}"
-
-
-def _seconds_left(context: Context) -> float | None:
-    """The caller's deadline as a duration, for queue and workers; None if there is none."""
-    seconds = context.time_remaining()
-    return seconds if seconds is not None and 0 < seconds <= _LONGEST_DEADLINE else None

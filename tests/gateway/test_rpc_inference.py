@@ -217,7 +217,7 @@ def endless(request: GenerationRequest) -> Script:
 async def test_leaving_closes_the_generation(served: Served, dispatcher: FakeDispatcher, by: str) -> None:
     dispatcher.script_for = endless
     stub, metrics = served
-    call = stub.Generate(generate(), timeout=0.5 if by == "deadline" else None)
+    call = stub.Generate(generate(), timeout=2.0 if by == "deadline" else None)
     await call.read()
     if by == "cancel":
         call.cancel()
