@@ -7,7 +7,7 @@ import xgrammar
 from numpy.typing import NDArray
 
 from common.engine.grammar import Grammar, GrammarState
-from common.engine.grammar.compile_process import compile_source
+from common.engine.grammar.job_compiler import compile_source
 from common.engine.grammar.vocabulary import Vocabulary
 from common.sampling import GrammarKind, GrammarSpec
 from common.text.tokenizer import Tokenizer
