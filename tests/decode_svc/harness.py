@@ -190,10 +190,7 @@ class DecodeHarness:
 
     def grammar_of(self, remote: Remote) -> Grammar | None:
         """What the prefill worker makes of what it was sent."""
-        if not remote.run.compiled_grammar:
-            return None
-        grammars = {told.request.grammar for told in self.told.values() if told.request.grammar is not None}
-        return next(grammar for grammar in grammars if grammar.serialized == remote.run.compiled_grammar)
+        return remote.run.grammar
 
     def send_scores(self, remote: Remote, count: int) -> None:
         """Log probabilities of the next `count` prompt tokens, if they were asked for."""

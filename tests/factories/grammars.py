@@ -26,6 +26,11 @@ class Grammars:
         self.futures[index].set_result(grammar)
         return grammar
 
+    def miss(self, index: int = 0) -> None:
+        """There is none for what came `index`-th."""
+        assert self.futures[index].set_running_or_notify_cancel(), "nobody waits for it"
+        self.futures[index].set_result(None)  # type: ignore[arg-type]  # of a finder's
+
     def fail(self, error: TandemError, index: int = 0) -> None:
         assert self.futures[index].set_running_or_notify_cancel(), "nobody waits for it"
         self.futures[index].set_exception(error)

@@ -4,6 +4,7 @@ What a grammar allows is a pure function of (grammar, tokens accepted so far): a
 tokens, accepted anew, lead to the same place.
 """
 
+import hashlib
 import time
 
 import numpy as np
@@ -23,6 +24,8 @@ class Grammar:
         """`serialized`: the same grammar as bytes, see `Vocabulary.load_grammar`."""
         self._compiled = compiled
         self._serialized = serialized
+        #: SHA-256 of `serialized`.
+        self.digest = hashlib.sha256(serialized).digest()
         #: Of the vocabulary.
         self.surrogates = surrogates
         vocabulary = compiled.tokenizer_info
