@@ -16,7 +16,7 @@ from tests.factories.grammars import Grammars
 from tests.factories.rpc import Duplex, eventually, serving
 from tests.prefill_svc.test_prefill_service import PARAMS, Worker, run
 
-SPEC = GrammarSpec(GrammarKind.REGEX, "[a-v]*")
+SPEC = GrammarSpec(GrammarKind.EBNF, "root ::= [a-v]*")
 
 
 @pytest.fixture

@@ -123,8 +123,6 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: GrammarKind, source
         case GrammarKind.JSON_SCHEMA:
             grammar = xgrammar.Grammar.from_json_schema(source, any_whitespace=False, strict_mode=True)
             return compiler.compile_grammar(_with_json_strings(grammar))
-        case GrammarKind.REGEX:
-            return compiler.compile_regex(source)
         case GrammarKind.EBNF:
             return compiler.compile_grammar(source)
         case GrammarKind.STRUCTURAL_TAG:

@@ -90,10 +90,10 @@ class TestWhatComesBack:
         assert words == "too complex: it takes more than 0.5 s to compile"
 
     def test_kinds_are_told_apart(self, compiler: GrammarCompiler) -> None:
-        source = '"a"'
-        as_regex = compiler.compile(GrammarSpec(GrammarKind.REGEX, source)).result(PATIENCE)
+        source = '{"type": "null"}'
+        as_schema = compiler.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, source)).result(PATIENCE)
         assert refusal(compiler.compile(GrammarSpec(GrammarKind.EBNF, source)))
-        assert as_regex is compiler.compile(GrammarSpec(GrammarKind.REGEX, source)).result(0)
+        assert as_schema is compiler.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, source)).result(0)
 
 
 @pytest.fixture(scope="module")
