@@ -116,6 +116,7 @@ class DecodeHarness:
         local_prefill_tokens: int = 0,
         prefill_timeout: float = 5.0,
         peers: Sequence[str] = (),
+        masks: object = MASKS,
     ) -> None:
         self.clock = FakeClock()
         self.kv = FakeKVCache(num_blocks, block_size)
@@ -133,7 +134,7 @@ class DecodeHarness:
             worker_id="decode-0",
             runner=cast(Any, self.runner),
             sampler=SAMPLER,
-            masks=MASKS,
+            masks=cast(Any, masks),
             pool=self.pool,
             transfer=cast(Any, self.transfer),
             pacer=StepPacer(budget, 1.0, min_tokens=budget),
