@@ -18,7 +18,6 @@ class GrammarKind(Enum):
     """The language in which a grammar is written."""
 
     JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
     #: Extended Backus-Naur form as xgrammar (and llama.cpp) read it; the root rule is `root`.
     EBNF = "ebnf"
     #: xgrammar's JSON for "free text in which such a tag is followed by such a grammar": tool calls.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from common.config import Address
-from common.engine.grammar import MaskFiller
+from common.engine.grammar import STEP_SECONDS, MaskFiller
 from common.engine.grammar.compiler import GrammarCompiler
 from common.engine.loop import EngineLoop
 from common.pb.tandem.v1 import decode_pb2_grpc
@@ -71,7 +71,7 @@ class DecodeWorker:
             transfer=self._transfer,
             post=self._post,
         )
-        self._masks = MaskFiller()
+        self._masks = MaskFiller(STEP_SECONDS)
         self._compiler = GrammarCompiler(parts.vocabulary, on_fatal=context.fail)
         self._engine = self._build_engine(parts, options, own_options)
         self._loop = EngineLoop(self._engine, name="decode-engine", on_fatal=context.fail, on_stall=context.stalled)

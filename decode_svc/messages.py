@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.engine.grammar import Grammar
 from common.sampling import FinishReason, SampledToken, SamplingParams, TokenLogprobs
 from decode_svc.request import DecodeRequest, Outcome, PrefillTarget, Timings
 
@@ -151,8 +152,8 @@ class RunOut:
     params: SamplingParams
     cache_salt: str
     traceparent: str
-    #: `params.grammar` as it was compiled here; empty without one.
-    compiled_grammar: bytes = b""
+    #: `params.grammar`, compiled.
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

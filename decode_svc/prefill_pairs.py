@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from common.engine.grammar import Grammar
 from common.errors import ManifestMismatch, TandemError
 from common.manifest import require_match
 from common.pb.tandem.v1 import prefill_pb2 as pb
@@ -32,6 +33,7 @@ from decode_svc.messages import (
     PromptLogprobsArrived,
     RunOut,
 )
+from decode_svc.sent_grammars import SentGrammars
 from kv_store.staging import SlotGrant
 from kv_store.transfer.worker import KVTransfer
 from kv_store.transport.base import PeerUnreachable
@@ -74,7 +76,10 @@ class PrefillPair:
         self.refusal = ""
         self.wanted_at = time.monotonic()
         self._outbox: asyncio.Queue[pb.PrefillCommand | None] = asyncio.Queue()
-        self._live: set[int] = set()
+        #: Transfers that run on the present stream, each with its grammar as long as it may be asked for.
+        self._live: dict[int, Grammar | None] = {}
+        #: On the present stream.
+        self._sent_grammars = SentGrammars()
         self._call: Any = None
         #: Why the present call was hung up, if it was.
         self._hung_up = ""
@@ -116,6 +121,7 @@ class PrefillPair:
         self._outbox = asyncio.Queue()
         self._outbox.put_nowait(pb.PrefillCommand(hello=self._hello))
         self._hung_up = ""
+        self._sent_grammars = SentGrammars()
         async with open_channel(self.address) as channel:
             call = self._call = prefill_pb2_grpc.PrefillStub(channel).Run(self._commands())
             try:
@@ -179,8 +185,21 @@ class PrefillPair:
         if self.incarnation is None:
             self._post(PrefillEnded(out.transfer_id, ok=False, message="the prefill worker is gone"))
             return
-        self._live.add(out.transfer_id)
-        self._outbox.put_nowait(pb.PrefillCommand(run=_to_run(out)))
+        run = _to_run(out)
+        self._live[out.transfer_id] = None
+        if out.grammar is not None:
+            self._add_grammar(run, out)
+        self._outbox.put_nowait(pb.PrefillCommand(run=run))
+
+    def _add_grammar(self, run: pb.RunRequest, out: RunOut) -> None:
+        """Whole the first time, then by its digest."""
+        spec, grammar = out.params.grammar, out.grammar
+        assert spec is not None and grammar is not None, f"a grammar of no kind for transfer {out.transfer_id}"
+        if self._sent_grammars.note(spec.kind, grammar):
+            run.grammar_digest = grammar.digest
+            self._live[out.transfer_id] = grammar
+        else:
+            run.compiled_grammar = grammar.serialized
 
     def cancel(self, transfer_id: int) -> None:
         if transfer_id in self._live:
@@ -200,13 +219,27 @@ class PrefillPair:
                 self._post(_from_prompt_logprobs(event.prompt_logprobs))
             case "progress":
                 self._post(PrefillProgressed(event.progress.transfer_id))
+            case "grammar_wanted":
+                self._supply_grammar(event.grammar_wanted.transfer_id)
             case "terminal":
                 self._ended(event.terminal)
             case kind:
                 _log.warning("ignored an event", extra={"kind": kind, "prefill_worker": self.worker_id})
 
+    def _supply_grammar(self, transfer_id: int) -> None:
+        """The worker does not keep what it was sent the digest of. Once: a worker that asks again has a bug."""
+        grammar = self._live.get(transfer_id)
+        if grammar is None:
+            _log.warning("a grammar is wanted that was not left out", extra={"prefill_worker": self.worker_id})
+            return
+        self._live[transfer_id] = None
+        supplied = pb.CompiledGrammar(transfer_id=transfer_id, compiled_grammar=grammar.serialized)
+        self._outbox.put_nowait(pb.PrefillCommand(grammar=supplied))
+        # A sign of life.
+        self._post(PrefillProgressed(transfer_id))
+
     def _ended(self, terminal: pb.Terminal) -> None:
-        self._live.discard(terminal.transfer_id)
+        self._live.pop(terminal.transfer_id, None)
         self._post(_from_terminal(terminal))
         # After the engine knows the figures: the receive may end in this very moment.
         if terminal.outcome == pb.TRANSFER_OUTCOME_OK:
@@ -325,7 +358,6 @@ def _to_run(out: RunOut) -> pb.RunRequest:
         sampling=sampling_to_proto(out.params),
         cache_salt=out.cache_salt,
         traceparent=out.traceparent,
-        compiled_grammar=out.compiled_grammar,
     )
 
 

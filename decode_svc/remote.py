@@ -76,7 +76,7 @@ class RemotePrefills:
                 params,
                 request.cache_salt,
                 request.traceparent,
-                b"" if request.grammar is None else request.grammar.serialized,
+                request.grammar,
             )
         )
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from decode_svc.request import Job
 
 #: Processor time that a job may spend on following its grammar, in seconds: at first, and with each output token. Usual
-#: grammars take some 0.00002 s a token. Every step waits for its masks, so that what one job takes all others wait for.
+#: grammars take some 0.00002 s a token. A step waits for a moment only (`STEP_SECONDS`), but jobs whose grammars are
+#: dear wait for one another.
 GRAMMAR_SECONDS = 1.0
 GRAMMAR_SECONDS_PER_TOKEN = 0.02
 

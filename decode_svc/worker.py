@@ -315,9 +315,11 @@ class DecodeEngine:
         begun = self._clock()
         draw = self._drawer.start(work)
         logits, scores = self._runner.run_scored([_to_chunk(item) for item in work])
-        drawn = draw.finish(logits)
+        drawn, late = draw.finish(logits)
         for item, entries in zip(work, scores, strict=True):
-            item.sequence.table.commit(item.sequence.tokens(item.start, item.end))
+            # Who could not draw has its last token computed again, in the same place, when it can.
+            end = item.end - 1 if item.sequence in late else item.end
+            item.sequence.table.commit(item.sequence.tokens(item.start, end))
             if entries:
                 whole = self._tell_scores(item.sequence.job, item.start + 1, entries)
                 assert whole, f"scored from {item.start} on, with {item.sequence.job.num_scored} entries before"
@@ -357,7 +359,7 @@ class DecodeEngine:
         even if end tokens are to be ignored."""
         params, token_id = choice.job.request.params, choice.output_ids[-1]
         if choice.grammar is not None:
-            choice.grammar.accept(token_id)
+            choice.grammar.push(token_id)
             choice.job.grammar_tokens += 1
             choice.job.grammar_seconds += choice.grammar.take_seconds()
             if choice.grammar.terminated:

@@ -61,6 +61,7 @@ class PrefillWorker:
             transfer=self._transfer,
             post=self._loop.post,
             load_grammar=self._grammar_loader.load,
+            find_grammar=self._grammar_loader.find,
             tracer=context.tracer,
         )
 

@@ -105,7 +105,15 @@ class Ended:
     transfer_seconds: float = 0.0
 
 
-PrefillOutput = FirstTokens | PromptLogprobs | Progressed | Ended
+@dataclass(frozen=True, slots=True)
+class GrammarWanted:
+    """The grammar of this Run, of which only the digest came, is not kept here."""
+
+    peer: str
+    transfer_id: int
+
+
+PrefillOutput = FirstTokens | PromptLogprobs | Progressed | Ended | GrammarWanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from prefill_svc.request import (
     Cancel,
     Ended,
     FirstTokens,
+    GrammarWanted,
     PeerGone,
     PrefillOutput,
     PrefillRequest,
@@ -67,7 +68,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     """Pairs with decode workers and carries their commands to the engine and its events back.
 
     `post` hands a command to the engine thread; `deliver` must be called on the event loop with its outputs;
-    `load_grammar` is `GrammarLoader.load`.
+    `load_grammar` and `find_grammar` are those of a `GrammarLoader`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         transfer: KVTransfer,
         post: Callable[[object], None],
         load_grammar: Callable[[GrammarKind, bytes], "Future[Grammar]"],
+        find_grammar: Callable[[GrammarKind, bytes], "Future[Grammar | None]"],
         tracer: Tracer,
     ) -> None:
         self._worker_id = worker_id
@@ -88,7 +90,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._post = post
         self._tracer = tracer
         self._peers: dict[str, DecodePeer] = {}
-        self._grammars = GrammarGate(load=load_grammar, admit=self._admit, deliver=self.deliver)
+        self._grammars = GrammarGate(load=load_grammar, find=find_grammar, admit=self._admit, deliver=self.deliver)
         #: Last reason for refusing a decode worker, by its id.
         self.refused: dict[str, str] = {}
         self.draining = False
@@ -189,6 +191,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             case "credit":
                 grants = tuple(SlotGrant(grant.slot, grant.generation) for grant in command.credit.grants)
                 self._transfer.add_credits(peer.incarnation, grants)
+            case "grammar":
+                supplied = command.grammar
+                self._grammars.supply(peer.incarnation, supplied.transfer_id, supplied.compiled_grammar)
             case kind:
                 _log.warning("ignored a command", extra={"kind": kind, "decode_worker": peer.worker_id})
 
@@ -204,10 +209,13 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             words = f"{error.field}: {error.message}"
             self.deliver([Ended(peer.incarnation, run.transfer_id, "rejected", words)])
             return
-        if run.compiled_grammar:
-            self._grammars.submit(request, run.compiled_grammar)
-        else:
-            self._admit(request)
+        match run.WhichOneof("compiled"):
+            case "compiled_grammar":
+                self._grammars.submit(request, run.compiled_grammar)
+            case "grammar_digest":
+                self._grammars.submit_known(request, run.grammar_digest)
+            case _:
+                self._admit(request)
 
     def _admit(self, request: PrefillRequest) -> None:
         self._post(Run(request))
@@ -281,6 +289,8 @@ def _to_event(output: PrefillOutput) -> pb.PrefillEvent:
             )
         case Progressed():
             return pb.PrefillEvent(progress=pb.Progress(transfer_id=output.transfer_id, tokens_done=output.tokens_done))
+        case GrammarWanted():
+            return pb.PrefillEvent(grammar_wanted=pb.GrammarWanted(transfer_id=output.transfer_id))
         case Ended():
             return pb.PrefillEvent(
                 terminal=pb.Terminal(

@@ -21,7 +21,7 @@ import torch
 from common.engine.batch import SequenceChunk
 from common.engine.block_pool import BlockPool
 from common.engine.block_table import BlockTable
-from common.engine.grammar import GrammarState, MaskFiller, PendingMasks
+from common.engine.grammar import LATE, GrammarState, MaskFiller, PendingMasks
 from common.engine.runner import ModelRunner
 from common.engine.sampler import Sampler, SampleRow
 from common.engine.scheduling import SpeedMeter, StepPacer, TokenBudget
@@ -266,11 +266,13 @@ class PrefillEngine:
 
     def _draw_first_tokens(self, jobs: Sequence[PrefillJob], masks: PendingMasks, logits: torch.Tensor) -> None:
         """One logits row and one mask per job, several choices per row; each choice has its own random stream."""
-        rows = [
-            (index, SampleRow(job.request.params, choice, 0, job.request.prompt_ids, (), allowed))
-            for index, (job, allowed) in enumerate(zip(jobs, masks.wait(), strict=True))
-            for choice in job.request.first_choices
-        ]
+        rows = []
+        for index, (job, allowed) in enumerate(zip(jobs, masks.wait(), strict=True)):
+            assert allowed is not LATE, "masks are waited for without end"
+            rows += [
+                (index, SampleRow(job.request.params, choice, 0, job.request.prompt_ids, (), allowed))
+                for choice in job.request.first_choices
+            ]
         if not rows:
             return
         sampled = iter(self._sampler.sample(logits[[index for index, _ in rows]], [row for _, row in rows]))

@@ -20,7 +20,6 @@ _FINISH_TO_PROTO = {
 _FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
 _KIND_TO_PROTO = {
     GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
-    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
     GrammarKind.EBNF: pb.GRAMMAR_KIND_EBNF,
     GrammarKind.STRUCTURAL_TAG: pb.GRAMMAR_KIND_STRUCTURAL_TAG,
 }

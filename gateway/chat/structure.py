@@ -72,8 +72,6 @@ def node_of(grammar: GrammarSpec) -> Node:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return {"type": "json_schema", "json_schema": json.loads(grammar.source)}
-        case GrammarKind.REGEX:
-            return regex(grammar.source)
         case GrammarKind.EBNF:
             return {"type": "grammar", "grammar": grammar.source}
         case GrammarKind.STRUCTURAL_TAG:

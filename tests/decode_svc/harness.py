@@ -116,6 +116,7 @@ class DecodeHarness:
         local_prefill_tokens: int = 0,
         prefill_timeout: float = 5.0,
         peers: Sequence[str] = (),
+        masks: object = MASKS,
     ) -> None:
         self.clock = FakeClock()
         self.kv = FakeKVCache(num_blocks, block_size)
@@ -133,7 +134,7 @@ class DecodeHarness:
             worker_id="decode-0",
             runner=cast(Any, self.runner),
             sampler=SAMPLER,
-            masks=MASKS,
+            masks=cast(Any, masks),
             pool=self.pool,
             transfer=cast(Any, self.transfer),
             pacer=StepPacer(budget, 1.0, min_tokens=budget),
@@ -190,10 +191,7 @@ class DecodeHarness:
 
     def grammar_of(self, remote: Remote) -> Grammar | None:
         """What the prefill worker makes of what it was sent."""
-        if not remote.run.compiled_grammar:
-            return None
-        grammars = {told.request.grammar for told in self.told.values() if told.request.grammar is not None}
-        return next(grammar for grammar in grammars if grammar.serialized == remote.run.compiled_grammar)
+        return remote.run.grammar
 
     def send_scores(self, remote: Remote, count: int) -> None:
         """Log probabilities of the next `count` prompt tokens, if they were asked for."""

@@ -10,6 +10,7 @@ from decode_svc.messages import Cancel, FirstArrived, PrefillProgressed, Rejecte
 from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget
 from tests.decode_svc.harness import DecodeHarness, Remote, Told
 from tests.factories.engines import VOCAB, compile_regex, first_tokens, next_token, reference
+from tests.factories.grammars import UnreliableMasks
 
 LONG = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 P1, P2 = PrefillTarget("p1", "p1:1"), PrefillTarget("p2", "p2:1")
@@ -457,3 +458,32 @@ class TestEnds:
 
     def test_without_requests_there_is_no_deadline(self) -> None:
         assert DecodeHarness().engine.next_deadline() is None
+
+
+class TestLateMasks:
+    """Who has no mask in time draws in a later step, and draws what it would have drawn."""
+
+    @pytest.mark.parametrize("length", [1, 4, 9, 10])
+    @pytest.mark.parametrize("budget", [3, 64])
+    def test_no_token_is_another_and_nothing_is_left(self, length: int, budget: int) -> None:
+        masks = UnreliableMasks()
+        harness = DecodeHarness(budget=budget, masks=masks)
+        params = SamplingParams(seed=5, max_tokens=8, prompt_logprobs=1)
+        for number, pattern in enumerate(["[a-v]*", "[b-d]t?[c-f]*", None]):
+            grammar = None if pattern is None else compile_regex(pattern)
+            harness.submit(request(f"r{number}", length, n=3, params=params, grammar=grammar))
+        harness.finish()
+        assert masks.num_late > 0
+
+    def test_others_go_on_meanwhile(self) -> None:
+        harness = DecodeHarness(masks=UnreliableMasks(share_late=1.0))
+        late = harness.submit(request("late", grammar=compile_regex("[a-v]*")))
+        free = harness.submit(request("free"))
+        for _ in range(6):
+            harness.step()
+        assert len(free.tokens[0]) == 6 and late.tokens == [[]]
+        # All of its prompt is there but for the token that it has to draw from.
+        assert [chunk.start for chunk in harness.runner.calls[-1]] == [14, 9]
+        late.cancelled = True
+        harness.engine.handle(Cancel("late", 0))
+        harness.finish()

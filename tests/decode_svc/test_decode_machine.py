@@ -1,5 +1,6 @@
 """Whatever happens in whatever order, a decode engine tells each client the same tokens and gives every block back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -11,7 +12,8 @@ from common.sampling import SamplingParams
 from decode_svc.messages import Cancel, PrefillProgressed, StreamGone
 from decode_svc.request import ChoicePrefix, DecodeRequest, Outcome, PrefillTarget
 from tests.decode_svc.harness import DecodeHarness, Remote, Told
-from tests.factories.engines import VOCAB, compile_regex, reference
+from tests.factories.engines import MASKS, VOCAB, compile_regex, reference
+from tests.factories.grammars import UnreliableMasks
 
 PEERS = ("p1:1", "p2:1")
 LONGEST = 40
@@ -78,8 +80,16 @@ class DecodeEngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([3, 7, 16]),
         local_prefill_tokens=st.sampled_from([0, 4]),
         max_batch_size=st.sampled_from([2, 16, 16]),
+        masks=st.sampled_from([lambda: MASKS, UnreliableMasks]),
     )
-    def start(self, num_blocks: int, budget: int, local_prefill_tokens: int, max_batch_size: int) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        budget: int,
+        local_prefill_tokens: int,
+        max_batch_size: int,
+        masks: Callable[[], object],
+    ) -> None:
         self.harness = DecodeHarness(
             num_blocks=num_blocks,
             block_size=4,
@@ -89,6 +99,7 @@ class DecodeEngineMachine(RuleBasedStateMachine):
             max_request_tokens=LONGEST,
             local_prefill_tokens=local_prefill_tokens,
             peers=PEERS,
+            masks=masks(),
         )
         self.count = 0
 

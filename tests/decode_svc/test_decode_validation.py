@@ -57,7 +57,7 @@ def params(**changes: Any) -> DecodeRequest:
         (params(min_tokens=17), "min_tokens"),
         (params(logprobs=101), "logprobs"),
         (params(prompt_logprobs=11), "prompt_logprobs"),
-        (params(grammar=GrammarSpec(GrammarKind.REGEX, "a")), "grammar"),
+        (params(grammar=GrammarSpec(GrammarKind.EBNF, "any")), "grammar"),
         (request(timeout=math.nan), "timeout_seconds"),
         (request(timeout=math.inf), "timeout_seconds"),
     ],

@@ -23,14 +23,36 @@ from decode_svc.messages import (
 )
 from decode_svc.prefill_pairs import PrefillPairs
 from decode_svc.request import PrefillTarget
+from decode_svc.sent_grammars import SentGrammars
 from kv_store.staging import SlotGrant
-from prefill_svc.request import Cancel, Ended, FirstTokens, PeerGone, Progressed, PromptLogprobs, Run
+from prefill_svc.request import Cancel, Ended, FirstTokens, GrammarWanted, PeerGone, Progressed, PromptLogprobs, Run
 from prefill_svc.service import PrefillServicer
 from tests.factories.engines import FakePairing, compile_regex
 from tests.factories.rpc import Posts, eventually, make_manifest, serving
 
 PARAMS = SamplingParams(seed=5, max_tokens=3)
-GRAMMAR = compile_regex("a+")
+GRAMMARS = [compile_regex("a+"), compile_regex("b+")]
+
+
+class CountingLoader:
+    """Keeps grammars until it is told to forget them; says how many came whole."""
+
+    def __init__(self) -> None:
+        self.num_loaded = 0
+        self.kept: dict[bytes, Grammar] = {}
+
+    def load(self, kind: GrammarKind, serialized: bytes) -> "Future[Grammar]":
+        [grammar] = [grammar for grammar in GRAMMARS if grammar.serialized == serialized]
+        self.num_loaded += 1
+        self.kept[grammar.digest] = grammar
+        loaded: Future[Grammar] = Future()
+        loaded.set_result(grammar)
+        return loaded
+
+    def find(self, kind: GrammarKind, digest: bytes) -> "Future[Grammar | None]":
+        found: Future[Grammar | None] = Future()
+        found.set_result(self.kept.get(digest))
+        return found
 
 
 class PrefillSide:
@@ -40,22 +62,17 @@ class PrefillSide:
         self.posts = Posts()
         self.transfer = FakePairing(f"agent of {incarnation}")
         self.incarnation = incarnation
+        self.loader = CountingLoader()
         self.servicer = PrefillServicer(
             worker_id=worker_id,
             incarnation=incarnation,
             manifest=make_manifest(**manifest),
             transfer=cast(Any, self.transfer),
             post=self.posts,
-            load_grammar=self._load_grammar,
+            load_grammar=self.loader.load,
+            find_grammar=self.loader.find,
             tracer=trace.NoOpTracer(),
         )
-
-    def _load_grammar(self, kind: GrammarKind, serialized: bytes) -> "Future[Grammar]":
-        """The only one there is."""
-        assert (kind, serialized) == (GrammarKind.REGEX, GRAMMAR.serialized)
-        loaded: Future[Grammar] = Future()
-        loaded.set_result(GRAMMAR)
-        return loaded
 
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
@@ -118,6 +135,11 @@ def answering(
 
 def run_out(address: str, transfer_id: int = 1) -> RunOut:
     return RunOut(PrefillTarget("p", address), transfer_id, "r", (5, 6, 7), 1, (0,), PARAMS, "salt", "tp")
+
+
+def run_with(grammar: Grammar, address: str, transfer_id: int = 1) -> RunOut:
+    params = replace(PARAMS, grammar=GrammarSpec(GrammarKind.EBNF, "some"))
+    return replace(run_out(address, transfer_id), params=params, grammar=grammar)
 
 
 class TestPairing:
@@ -274,15 +296,6 @@ class TestTraffic:
             # The engine hears of the end before the transfer can complete.
             assert decode.transfer.calls[-1] == ("seal", 1, 4, 400)
 
-    async def test_a_compiled_grammar_goes_along(self, decode: DecodeSide, prefill: PrefillSide) -> None:
-        params = replace(PARAMS, grammar=GrammarSpec(GrammarKind.REGEX, "a+"))
-        async with prefill.serving() as address:
-            await decode.pair(address)
-            out = replace(run_out(address), params=params, compiled_grammar=GRAMMAR.serialized)
-            decode.pairs.dispatch(out)
-            (run,) = await prefill.posts.wait_for(Run)
-            assert run.request.params == params and run.request.grammar is GRAMMAR
-
     async def test_prompt_log_probabilities_come_before_the_first_token(
         self, decode: DecodeSide, prefill: PrefillSide
     ) -> None:
@@ -354,3 +367,81 @@ class TestTraffic:
             await eventually(lambda: len(prefill.transfer.calls) == len(other.transfer.calls) == 2)
             assert prefill.transfer.calls[1] == ("add_credits", "d-inc", (SlotGrant(2, 2),))
             assert other.transfer.calls[1] == ("add_credits", "d-inc", (SlotGrant(1, 2), SlotGrant(3, 1)))
+
+
+class TestGrammars:
+    async def test_each_travels_whole_once_on_a_stream(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            for transfer_id in range(6):
+                decode.pairs.dispatch(run_with(GRAMMARS[transfer_id % 2], address, transfer_id))
+            runs = await prefill.posts.wait_for(Run, 6)
+            assert [run.request.grammar for run in runs] == GRAMMARS * 3
+            assert prefill.loader.num_loaded == 2 and decode.posts.all == []
+
+    async def test_one_that_is_not_kept_any_more_is_sent_again(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            for transfer_id in range(4):
+                decode.pairs.dispatch(run_with(GRAMMARS[0], address, transfer_id))
+                runs = await prefill.posts.wait_for(Run, transfer_id + 1)
+                if transfer_id == 1:
+                    prefill.loader.kept.clear()
+            assert [run.request.grammar for run in runs] == [GRAMMARS[0]] * 4
+            assert prefill.loader.num_loaded == 2
+            # Asked for once, and that counts as a sign of life.
+            assert decode.posts.all == [PrefillProgressed(2)]
+
+    async def test_a_restarted_worker_is_sent_it_whole(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            decode.pairs.dispatch(run_with(GRAMMARS[0], address))
+            await prefill.posts.wait_for(Run)
+        await decode.posts.wait_for(PrefillEnded)
+        restarted = PrefillSide(incarnation="p-inc-2")
+        async with restarted.serving(int(address.split(":")[1])):
+            await decode.pair(address)
+            decode.pairs.dispatch(run_with(GRAMMARS[0], address, 2))
+            [run] = await restarted.posts.wait_for(Run)
+            assert run.request.grammar is GRAMMARS[0] and restarted.loader.num_loaded == 1
+            assert decode.posts.of(PrefillProgressed) == []
+
+    async def test_what_was_not_left_out_is_not_sent_again(self, decode: DecodeSide, prefill: PrefillSide) -> None:
+        """By a worker with a bug; no wish of it leads in a circle."""
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            decode.pairs.dispatch(run_with(GRAMMARS[0], address, 1))
+            decode.pairs.dispatch(run_out(address, 2))
+            await prefill.posts.wait_for(Run, 2)
+            for transfer_id in (1, 2, 3):
+                prefill.servicer.deliver([GrammarWanted("d-inc", transfer_id)])
+            prefill.servicer.deliver([Progressed("d-inc", 1, 2)])
+            await decode.posts.wait_for(PrefillProgressed)
+            assert decode.posts.all == [PrefillProgressed(1)] and prefill.loader.num_loaded == 1
+
+    async def test_one_that_is_wanted_as_its_request_ends_is_not_sent(
+        self, decode: DecodeSide, prefill: PrefillSide
+    ) -> None:
+        async with prefill.serving() as address:
+            await decode.pair(address)
+            for transfer_id in (1, 2):
+                decode.pairs.dispatch(run_with(GRAMMARS[0], address, transfer_id))
+            await prefill.posts.wait_for(Run, 2)
+            prefill.servicer.deliver([Ended("d-inc", 2, "cancelled"), GrammarWanted("d-inc", 2)])
+            prefill.servicer.deliver([Progressed("d-inc", 1, 2)])
+            await decode.posts.wait_for(PrefillProgressed)
+            assert prefill.loader.num_loaded == 1
+
+
+class TestSentGrammars:
+    def test_kinds_and_grammars_are_told_apart(self) -> None:
+        sent = SentGrammars()
+        keys = [(kind, grammar) for kind in GrammarKind for grammar in GRAMMARS]
+        assert not any(sent.note(*key) for key in keys)
+        assert all(sent.note(*key) for key in keys)
+
+    def test_the_one_that_was_not_used_for_longest_is_forgotten(self) -> None:
+        sent, (one, two), kind = SentGrammars(2), GRAMMARS, GrammarKind.EBNF
+        assert [sent.note(kind, grammar) for grammar in (one, two, one)] == [False, False, True]
+        assert not sent.note(GrammarKind.JSON_SCHEMA, one) and len(sent) == 2
+        assert sent.note(kind, one) and not sent.note(kind, two)

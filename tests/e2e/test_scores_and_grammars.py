@@ -67,9 +67,8 @@ def test_prompt_log_probabilities_are_those_of_transformers(
 def test_every_choice_follows_the_grammar_wherever_it_begins(served: Cluster, tiny_model: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
     pattern = r"[a-f]{3,8}(-[0-9]{2})+"
-    params = SamplingParams(
-        seed=11, max_tokens=40, ignore_eos=True, grammar=GrammarSpec(GrammarKind.REGEX, pattern), logprobs=0
-    )
+    grammar = GrammarSpec(GrammarKind.EBNF, 'root ::= [a-f]{3,8} ("-" [0-9]{2})+')
+    params = SamplingParams(seed=11, max_tokens=40, ignore_eos=True, grammar=grammar, logprobs=0)
     ids = prompt(200, VOCAB, seed=1)
     here = ask(served, ids, params, "grammar here", remote=False, n=3)
     there = ask(served, ids, params, "grammar there", remote=True, n=3)

@@ -1,8 +1,12 @@
-"""Grammars that come when a test lets them."""
+"""Grammars that come when a test lets them, and masks that come when they like."""
 
+import random
+from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
-from common.engine.grammar import Grammar
+from common.engine.grammar import LATE, Grammar, GrammarState
+from common.engine.grammar.masks import Masks
 from common.errors import TandemError
 from tests.factories.engines import compile_regex
 
@@ -26,6 +30,37 @@ class Grammars:
         self.futures[index].set_result(grammar)
         return grammar
 
+    def miss(self, index: int = 0) -> None:
+        """There is none for what came `index`-th."""
+        assert self.futures[index].set_running_or_notify_cancel(), "nobody waits for it"
+        self.futures[index].set_result(None)  # type: ignore[arg-type]  # of a finder's
+
     def fail(self, error: TandemError, index: int = 0) -> None:
         assert self.futures[index].set_running_or_notify_cancel(), "nobody waits for it"
         self.futures[index].set_exception(error)
+
+
+class UnreliableMasks:
+    """Stands in for a `MaskFiller`: some masks are late, and states must then be left alone."""
+
+    def __init__(self, seed: int = 0, share_late: float = 0.4) -> None:
+        self._random = random.Random(seed)
+        self._share_late = share_late
+        self._late: dict[GrammarState, int] = {}
+        self.num_late = 0
+
+    def start(self, states: Sequence[GrammarState | None]) -> "UnreliableMasks":
+        self._states = states
+        return self
+
+    def wait(self) -> Masks:
+        return [None if state is None else self._mask(state) for state in self._states]
+
+    def _mask(self, state: GrammarState) -> Any:
+        pushed = len(state._pushed)
+        assert self._late.pop(state, pushed) == pushed, "a token was drawn without a mask"
+        if self._random.random() >= self._share_late:
+            return state.next_mask()
+        self.num_late += 1
+        self._late[state] = pushed
+        return LATE

@@ -13,10 +13,10 @@ from common.rpc.convert import sampling_to_proto
 from common.sampling import GrammarKind, GrammarSpec
 from prefill_svc.request import Cancel, PeerGone, Run
 from tests.factories.grammars import Grammars
-from tests.factories.rpc import eventually, serving
+from tests.factories.rpc import Duplex, eventually, serving
 from tests.prefill_svc.test_prefill_service import PARAMS, Worker, run
 
-SPEC = GrammarSpec(GrammarKind.REGEX, "[a-v]*")
+SPEC = GrammarSpec(GrammarKind.EBNF, "root ::= [a-v]*")
 
 
 @pytest.fixture
@@ -25,8 +25,14 @@ def grammars() -> Grammars:
 
 
 @pytest.fixture
-async def worker(grammars: Grammars) -> AsyncIterator[Worker]:
-    made = Worker(grammars)
+def kept() -> Grammars:
+    """What is looked for by digest."""
+    return Grammars()
+
+
+@pytest.fixture
+async def worker(grammars: Grammars, kept: Grammars) -> AsyncIterator[Worker]:
+    made = Worker(grammars, kept)
     async with serving(lambda s: prefill_pb2_grpc.add_PrefillServicer_to_server(made.servicer, s)) as made.address:
         yield made
 
@@ -36,6 +42,16 @@ def with_grammar(transfer_id: int = 7, compiled: bytes = b"compiled") -> pb.Pref
     command.run.sampling.CopyFrom(sampling_to_proto(replace(PARAMS, grammar=SPEC)))
     command.run.compiled_grammar = compiled
     return command
+
+
+def with_digest(transfer_id: int = 7) -> pb.PrefillCommand:
+    command = with_grammar(transfer_id)
+    command.run.grammar_digest = b"digest"
+    return command
+
+
+def supply(transfer_id: int = 7, compiled: bytes = b"compiled") -> pb.PrefillCommand:
+    return pb.PrefillCommand(grammar=pb.CompiledGrammar(transfer_id=transfer_id, compiled_grammar=compiled))
 
 
 def cancel(transfer_id: int = 7) -> pb.PrefillCommand:
@@ -82,10 +98,73 @@ async def test_one_that_cannot_be_loaded_ends_in_words(
         assert worker.posts.all == []
 
 
+async def test_one_that_is_kept_is_found_by_its_digest(worker: Worker, grammars: Grammars, kept: Grammars) -> None:
+    async with worker.paired() as stream:
+        await stream.send(with_digest())
+        await loading(worker)
+        grammar = kept.finish()
+        [command] = await worker.posts.wait_for(Run)
+        assert command.request.grammar is grammar and worker.servicer.num_loading == 0
+        assert kept.asked == [(SPEC.kind, b"digest")] and grammars.asked == []
+
+
+class TestWanted:
+    """One that is not kept is asked for, and the request waits for it."""
+
+    @staticmethod
+    async def ask(worker: Worker, stream: Duplex, kept: Grammars) -> None:
+        await stream.send(with_digest())
+        await loading(worker)
+        kept.miss()
+        assert (await stream.read()).grammar_wanted.transfer_id == 7
+        assert worker.servicer.num_loading == 1
+
+    async def test_it_goes_on_with_what_is_supplied(self, worker: Worker, grammars: Grammars, kept: Grammars) -> None:
+        async with worker.paired() as stream:
+            await self.ask(worker, stream, kept)
+            await stream.send(supply(8))
+            await stream.send(supply())
+            await stream.send(supply(compiled=b"twice"))
+            await stream.send(run(9))
+            await worker.posts.wait_for(Run)
+            assert grammars.asked == [(SPEC.kind, b"compiled")]
+            grammar = grammars.finish()
+            _, command = await worker.posts.wait_for(Run, 2)
+            assert (command.request.transfer_id, command.request.grammar) == (7, grammar)
+            assert len(kept.asked) == 1 and worker.servicer.num_loading == 0
+
+    async def test_what_is_wrong_with_it_is_said(self, worker: Worker, grammars: Grammars, kept: Grammars) -> None:
+        async with worker.paired() as stream:
+            await self.ask(worker, stream, kept)
+            await stream.send(supply(compiled=b""))
+            await eventually(lambda: grammars.asked)
+            grammars.fail(InvalidRequest("no such", field="compiled_grammar"))
+            terminal = (await stream.read()).terminal
+            assert (terminal.transfer_id, terminal.outcome) == (7, pb.TRANSFER_OUTCOME_REJECTED)
+
+    async def test_a_cancel_ends_it_and_what_is_supplied_then_is_not_loaded(
+        self, worker: Worker, grammars: Grammars, kept: Grammars
+    ) -> None:
+        async with worker.paired() as stream:
+            await self.ask(worker, stream, kept)
+            await stream.send(cancel())
+            assert (await stream.read()).terminal.outcome == pb.TRANSFER_OUTCOME_CANCELLED
+            await stream.send(supply())
+            await stream.send(run(9))
+            await worker.posts.wait_for(Run)
+            assert grammars.asked == [] and worker.servicer.num_loading == 0
+
+    async def test_a_lost_peer_leaves_nothing_waiting(self, worker: Worker, kept: Grammars) -> None:
+        async with worker.paired() as stream:
+            await self.ask(worker, stream, kept)
+        await worker.posts.wait_for(PeerGone)
+        assert worker.servicer.num_loading == 0 and worker.posts.of(Run) == []
+
+
 async def test_bytes_that_are_no_grammar_are_named() -> None:
     """With the real loader."""
     loader = GrammarLoader(None)
-    worker = Worker(loader.load)
+    worker = Worker(loader.load, loader.find)
     async with (
         serving(lambda s: prefill_pb2_grpc.add_PrefillServicer_to_server(worker.servicer, s)) as worker.address,
         worker.paired() as stream,

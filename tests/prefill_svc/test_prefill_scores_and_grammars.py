@@ -98,5 +98,5 @@ def test_first_tokens_are_the_grammars(temperature: float) -> None:
 
 def test_a_grammar_that_was_not_compiled_is_refused() -> None:
     harness = PrefillHarness()
-    told = harness.run(request(params=SamplingParams(grammar=GrammarSpec(GrammarKind.REGEX, "a"))))
+    told = harness.run(request(params=SamplingParams(grammar=GrammarSpec(GrammarKind.EBNF, 'root ::= "a"'))))
     assert told.ended is not None and told.ended.outcome == "rejected" and told.ended.message.startswith("grammar: ")

@@ -33,7 +33,10 @@ PARAMS = SamplingParams(temperature=0.5, seed=2**63 + 1, logit_bias={3: -1.0}, l
 
 class Worker:
     def __init__(
-        self, load_grammar: Callable[[GrammarKind, bytes], "Future[Grammar]"] = no_grammar, **manifest: Any
+        self,
+        load_grammar: Callable[[GrammarKind, bytes], "Future[Grammar]"] = no_grammar,
+        find_grammar: Callable[[GrammarKind, bytes], "Future[Grammar | None]"] = no_grammar,
+        **manifest: Any,
     ) -> None:
         self.posts = Posts()
         self.transfer = FakePairing("prefill-agent")
@@ -44,6 +47,7 @@ class Worker:
             transfer=cast(Any, self.transfer),
             post=self.posts,
             load_grammar=load_grammar,
+            find_grammar=find_grammar,
             tracer=trace.NoOpTracer(),
         )
         self.address = ""

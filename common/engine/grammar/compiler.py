@@ -1,20 +1,21 @@
 """From a grammar's source to a grammar, without waiting for it and whatever the source is.
 
-One thread takes jobs, asks the compile process, and keeps what came of them. Knows nothing of requests.
+Who waits for which source, what is kept, and what the compile process is told. Knows nothing of requests, nor of whose
+turn it is to be compiled.
 """
 
-import contextlib
+import itertools
 import logging
 import threading
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from common.engine.grammar.cache import GrammarCache, digest
-from common.engine.grammar.child import CompileProcess, ProcessLost
-from common.engine.grammar.compile_process import encode_job
-from common.engine.grammar.frames import Tag
+from common.engine.grammar.child import CompileProcess
+from common.engine.grammar.frames import Frame, Tag
 from common.engine.grammar.grammar import Grammar
+from common.engine.grammar.job_compiler import encode_job
 from common.engine.grammar.limits import CompileLimits
 from common.engine.grammar.vocabulary import Vocabulary
 from common.errors import InvalidRequest, Overloaded, TandemError
@@ -25,18 +26,31 @@ _log = logging.getLogger(__name__)
 #: Seconds after which a full queue, or a compiler that had to be started again, may have room.
 _RETRY_AFTER = 2.0
 _NO_VOCABULARY = "this worker's model takes no grammars: it has no tokenizer, or no end token"
+#: Loading the library takes seconds; on a machine that is busy loading models, many.
+_START_SECONDS = 120.0
+#: How often a job is sent: the process may be lost under it, or have been lost while it had nothing to do.
+_MOST_SENDS = 2
 
 
 class _Job:
     """A source, and all that wait for it."""
 
-    def __init__(self, spec: GrammarSpec) -> None:
+    def __init__(self, number: int, key: bytes, spec: GrammarSpec) -> None:
+        self.number = number
+        self.key = key
         self.spec = spec
         self.waiting: list[Future[Grammar]] = []
+        #: How many processes it was sent to, and whether the present one is among them.
+        self.num_sends = 0
+        self.sent = False
+
+    @property
+    def abandoned(self) -> bool:
+        return all(future.cancelled() for future in self.waiting)
 
 
 class GrammarCompiler:
-    """Compiles one grammar at a time, each under limits of its own, in a process that can be lost.
+    """Compiles grammars in a process that can be lost, each under limits of its own; heavy ones let others pass.
 
     Answers are kept, refusals too: a source that is sent again is answered at once. Those who ask for the same source
     at the same time wait for one job. All methods may be called from any thread.
@@ -55,32 +69,38 @@ class GrammarCompiler:
         Args:
             vocabulary: None if the model has none that grammars could be about; each is refused then.
             on_fatal: called on the compiler's thread with the bug that ends it.
-            max_waiting: jobs beside the one that is under way.
+            max_waiting: sources that are waited for, under way or not.
             cache_bytes: memory for answers.
         """
         self._vocabulary = vocabulary
+        self._serialized_vocabulary = b"" if vocabulary is None else vocabulary.serialize()
         self._on_fatal = on_fatal
+        self._limits = limits or CompileLimits()
         self._max_waiting = max_waiting
-        self._process = (
-            None if vocabulary is None else CompileProcess(vocabulary.serialize(), limits or CompileLimits())
-        )
-        #: Guards all below.
+        #: While there are jobs the process says something at least this often: it may be starting, and those that have
+        #: begun, one new one among them, cannot all go on for longer.
+        self._silent_seconds = _START_SECONDS + (self._limits.max_kept + 1) * self._limits.wall_seconds
+        self._numbers = itertools.count(1)
+        #: Guards all below; notified when the thread may have something to do.
         self._lock = threading.Condition()
         self._cache = GrammarCache(cache_bytes)
-        #: By digest, oldest first; the first one may be under way.
-        self._jobs: OrderedDict[bytes, _Job] = OrderedDict()
-        self._running: bytes | None = None
+        #: By digest, oldest first.
+        self._jobs: dict[bytes, _Job] = {}
+        #: What the process has said, None for its end.
+        self._heard: deque[Frame | None] = deque()
+        self._process: CompileProcess | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="grammar-compiler", daemon=True)
 
     @property
     def pid(self) -> int | None:
         """Of the compile process, while there is one."""
-        return None if self._process is None else self._process.pid
+        process = self._process
+        return None if process is None else process.pid
 
     def start(self) -> None:
         """Start thread and process, once; does not wait for them. Jobs may be handed in before."""
-        if self._process is not None:
+        if self._vocabulary is not None:
             self._thread.start()
 
     def compile(self, spec: GrammarSpec) -> "Future[Grammar]":
@@ -88,10 +108,10 @@ class GrammarCompiler:
 
         The future fails with InvalidRequest, naming `grammar`, if the source is wrong or too complex; with Overloaded
         if too many are waiting, or the compiler cannot run just now. It may be cancelled: a source that nobody waits
-        for any more is not compiled.
+        for any more is not compiled, not even to its end.
         """
         future: Future[Grammar] = Future()
-        if self._process is None:
+        if self._vocabulary is None:
             return _failed(future, InvalidRequest(_NO_VOCABULARY, field="grammar"))
         key = digest(spec.kind.value.encode(), spec.source.encode(errors="surrogatepass"))
         with self._lock:
@@ -101,12 +121,12 @@ class GrammarCompiler:
                 return _settled(future, entry)
             job = self._jobs.get(key)
             if job is None:
-                self._forget_abandoned()
-                if len(self._jobs) - (self._running is not None) >= self._max_waiting:
+                if sum(not job.abandoned for job in self._jobs.values()) >= self._max_waiting:
                     return _failed(future, Overloaded("too many grammars are waiting", retry_after=_RETRY_AFTER))
-                job = self._jobs[key] = _Job(spec)
+                job = self._jobs[key] = _Job(next(self._numbers), key, spec)
             job.waiting.append(future)
             self._lock.notify()
+        future.add_done_callback(self._note_cancelled)
         return future
 
     def close(self) -> None:
@@ -114,8 +134,8 @@ class GrammarCompiler:
         with self._lock:
             self._closed = True
             self._lock.notify()
-        if self._process is not None:
-            self._process.kill()
+            if self._process is not None:
+                self._process.kill()
         if self._thread.ident is not None:
             self._thread.join()
         with self._lock:
@@ -124,76 +144,142 @@ class GrammarCompiler:
         for job in jobs:
             _settle(job, Overloaded("this worker is stopping"))
 
+    def _note_cancelled(self, future: "Future[Grammar]") -> None:
+        if future.cancelled():
+            with self._lock:
+                self._lock.notify()
+
     # --- compiler thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        assert self._process is not None
         try:
-            self._serve(self._process)
+            # So that the first grammar need not wait for it. If it fails, the next job tries again.
+            self._ensure_process()
+            while self._wait():
+                self._cancel_abandoned()
+                self._hear_all()
+                self._send_new()
         except BaseException as error:
             self._on_fatal(error)
         finally:
-            self._process.close()
+            self._drop_process()
 
-    def _serve(self, process: CompileProcess) -> None:
-        # So that the first grammar need not wait for it. If it fails, the next job tries again.
-        with contextlib.suppress(ProcessLost):
-            process.ensure_started()
-        while (taken := self._next()) is not None:
-            key, job = taken
-            self._finish(key, job, self._answer(process, job.spec))
-
-    def _next(self) -> tuple[bytes, _Job] | None:
+    def _wait(self) -> bool:
+        """Until there is something to do. False if that is to end."""
         with self._lock:
-            while not self._closed:
-                self._forget_abandoned()
-                if self._jobs:
-                    self._running = next(iter(self._jobs))
-                    return self._running, self._jobs[self._running]
-                self._lock.wait()
-            return None
+            while not (
+                self._closed or self._heard or any(job.abandoned or not job.sent for job in self._jobs.values())
+            ):
+                silent = not self._lock.wait(self._silent_seconds if self._jobs else None)
+                if silent and not self._heard and self._process is not None:
+                    _log.error("the compile process does not answer")
+                    self._process.kill()
+            return not self._closed
 
-    def _forget_abandoned(self) -> None:
-        for key, job in list(self._jobs.items()):
-            if key != self._running and all(future.cancelled() for future in job.waiting):
-                del self._jobs[key]
+    def _cancel_abandoned(self) -> None:
+        with self._lock:
+            abandoned = [job for job in self._jobs.values() if job.abandoned]
+            for job in abandoned:
+                del self._jobs[job.key]
+        for job in abandoned:
+            if job.sent and self._process is not None:
+                self._process.send(Frame(Tag.CANCEL, job.number))
 
-    def _answer(self, process: CompileProcess, spec: GrammarSpec) -> Grammar | TandemError:
-        try:
-            tag, payload = self._ask(process, encode_job(spec.kind, spec.source))
-        except ProcessLost as error:
-            if not self._closed:
-                _log.error("grammars cannot be compiled", extra={"reason": str(error)})
-            return Overloaded("the compiler of grammars is not available", retry_after=_RETRY_AFTER)
-        match tag:
+    def _hear_all(self) -> None:
+        while self._heard:
+            frame = self._heard.popleft()
+            if frame is None:
+                self._process_ended()
+            elif frame.tag is not Tag.READY:
+                self._take_answer(frame)
+
+    def _process_ended(self) -> None:
+        """Jobs that it had may be sent to another one."""
+        self._drop_process()
+        if self._closed:
+            return
+        with self._lock:
+            lost = [job for job in self._jobs.values() if job.sent and job.num_sends == _MOST_SENDS]
+            for job in self._jobs.values():
+                job.sent = False
+        if lost:
+            _log.error("grammars cannot be compiled: the compile process has ended")
+        for job in lost:
+            self._finish(job, _unavailable())
+
+    def _take_answer(self, frame: Frame) -> None:
+        with self._lock:
+            job = next((job for job in self._jobs.values() if job.number == frame.job), None)
+        # It may have been cancelled meanwhile.
+        if job is not None:
+            self._finish(job, self._answer(frame, job.spec))
+
+    def _answer(self, frame: Frame, spec: GrammarSpec) -> Grammar | TandemError:
+        match frame.tag:
             case Tag.COMPILED:
                 assert self._vocabulary is not None
-                return self._vocabulary.load_grammar(spec.kind, payload)
+                return self._vocabulary.load_grammar(spec.kind, frame.payload)
             case Tag.STARVED:
-                return Overloaded(payload.decode(), retry_after=_RETRY_AFTER)
+                return Overloaded(frame.payload.decode(), retry_after=_RETRY_AFTER)
             case Tag.REFUSED:
-                return InvalidRequest(payload.decode(), field="grammar")
-        raise AssertionError(f"the compile process answered {tag.name}")
+                return InvalidRequest(frame.payload.decode(), field="grammar")
+        raise AssertionError(f"the compile process answered {frame.tag.name}")
 
-    @staticmethod
-    def _ask(process: CompileProcess, job: bytes) -> tuple[Tag, bytes]:
-        """Twice if need be: a process may have been lost while it had nothing to do."""
+    def _send_new(self) -> None:
+        with self._lock:
+            new = [job for job in self._jobs.values() if not job.sent]
+        if not new:
+            return
+        process = self._ensure_process()
+        for job in new:
+            if process is None:
+                self._finish(job, _unavailable())
+            else:
+                job.sent, job.num_sends = True, job.num_sends + 1
+                process.send(Frame(Tag.COMPILE, job.number, encode_job(job.spec.kind, job.spec.source)))
+
+    def _ensure_process(self) -> CompileProcess | None:
+        """None if it cannot be started just now."""
+        if self._process is not None:
+            return self._process
         try:
-            process.ensure_started()
-            return process.ask(job)
-        except ProcessLost:
-            process.ensure_started()
-            return process.ask(job)
+            process = CompileProcess(self._on_frame)
+        except OSError as error:
+            _log.error("the compile process cannot be started", extra={"reason": str(error)})
+            return None
+        with self._lock:
+            self._process = process
+            if self._closed:
+                process.kill()
+        process.introduce(self._serialized_vocabulary, self._limits)
+        return process
 
-    def _finish(self, key: bytes, job: _Job, answer: Grammar | TandemError) -> None:
+    def _drop_process(self) -> None:
+        process = self._process
+        if process is not None:
+            process.close()
+            with self._lock:
+                self._process = None
+
+    def _finish(self, job: _Job, answer: Grammar | TandemError) -> None:
         with self._lock:
             if isinstance(answer, Grammar):
-                self._cache.put(key, answer)
+                self._cache.put(job.key, answer)
             elif isinstance(answer, InvalidRequest):
-                self._cache.put(key, answer.message)
-            del self._jobs[key]
-            self._running = None
+                self._cache.put(job.key, answer.message)
+            del self._jobs[job.key]
         _settle(job, answer)
+
+    # --- reader's thread ----------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame | None) -> None:
+        with self._lock:
+            self._heard.append(frame)
+            self._lock.notify()
+
+
+def _unavailable() -> Overloaded:
+    return Overloaded("the compiler of grammars is not available", retry_after=_RETRY_AFTER)
 
 
 def _settle(job: _Job, answer: Grammar | TandemError) -> None:

@@ -4,6 +4,7 @@ What a grammar allows is a pure function of (grammar, tokens accepted so far): a
 tokens, accepted anew, lead to the same place.
 """
 
+import hashlib
 import time
 
 import numpy as np
@@ -23,6 +24,8 @@ class Grammar:
         """`serialized`: the same grammar as bytes, see `Vocabulary.load_grammar`."""
         self._compiled = compiled
         self._serialized = serialized
+        #: SHA-256 of `serialized`.
+        self.digest = hashlib.sha256(serialized).digest()
         #: Of the vocabulary.
         self.surrogates = surrogates
         vocabulary = compiled.tokenizer_info
@@ -59,6 +62,14 @@ class GrammarState:
         self._matcher = matcher
         self._terminated = False
         self._seconds = 0.0
+        #: Tokens that were pushed and not accepted yet.
+        self._pushed: list[int] = []
+        #: The mask of the token that comes next, in a tuple, once it is computed.
+        self._mask: tuple[Words | None] | None = None
+        #: Processor time that the last mask took, with the tokens before it.
+        self.mask_seconds = 0.0
+        #: For whoever computes masks: steps for which the present one was late.
+        self.misses = 0
         #: The last token ends where half of a surrogate pair could follow.
         self._surrogate_open = False
         #: The last `fill` found nothing that could follow.
@@ -71,8 +82,26 @@ class GrammarState:
 
     @property
     def terminated(self) -> bool:
-        """An end token was accepted: nothing more may follow, `accept` and `fill` must not be called."""
-        return self._terminated
+        """The last token is an end token: nothing more may follow, `accept`, `push` and masks must not be asked for."""
+        return self._terminated or (bool(self._pushed) and self._pushed[-1] in self._grammar.end_token_ids)
+
+    def push(self, token_id: int) -> None:
+        """Go on by one token that the last mask allows. It is accepted with the next mask: in an ambiguous grammar that
+        takes long, too."""
+        assert not self.terminated, f"token {token_id} after the end of the grammar"
+        self._pushed.append(token_id)
+        self._mask = None
+
+    def next_mask(self) -> Words | None:
+        """Which tokens may come next, see `fill`; None if all may. Computed once, and kept until the next token."""
+        if self._mask is None:
+            before = self._seconds
+            while self._pushed:
+                self.accept(self._pushed.pop(0))
+            words = np.empty(self.num_words, dtype=np.int32)
+            self._mask = (words if self.fill(words) else None,)
+            self.mask_seconds = self._seconds - before
+        return self._mask[0]
 
     def accept(self, token_id: int) -> None:
         """Go on by one token that was drawn here. One that the grammar does not allow is an assertion."""
@@ -83,6 +112,7 @@ class GrammarState:
         """Go on by one token that came from elsewhere. False, and nothing changed, if it may not come next."""
         started = time.thread_time()
         accepted = self._try_accept(token_id)
+        self._mask = None
         self._seconds += time.thread_time() - started
         return accepted
 

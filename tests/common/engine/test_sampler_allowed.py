@@ -147,7 +147,7 @@ class TestMinTokens:
         self, allowed: NDArray[np.int32] | None
     ) -> None:
         params = replace(
-            self.HELD_BACK, ignore_eos=True, stop_token_ids=(), grammar=GrammarSpec(GrammarKind.REGEX, "any")
+            self.HELD_BACK, ignore_eos=True, stop_token_ids=(), grammar=GrammarSpec(GrammarKind.EBNF, "any")
         )
         logits = torch.tensor([[0.0, 9.0, 1.0, 8.0]])
         assert choose(logits, row(allowed, params), ends=(1,)) == [3]

@@ -4,7 +4,7 @@ import random
 
 import xgrammar
 
-from common.engine.grammar.compile_process import compile_source
+from common.engine.grammar.job_compiler import compile_source
 from common.sampling import GrammarKind, GrammarSpec
 
 _END = 256

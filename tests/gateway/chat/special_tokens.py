@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import xgrammar
 
-from common.engine.grammar.compile_process import compile_source
+from common.engine.grammar.job_compiler import compile_source
 from common.engine.grammar.vocabulary import Vocabulary
 from common.sampling import FinishReason, GrammarSpec
 from common.text.tokenizer import Tokenizer

@@ -119,7 +119,6 @@ async def test_without_strict_functions_auto_is_free(models: dict[str, ServingMo
 JSON = GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "integer"}}}')
 ASKED = [
     (JSON, '{"a": 1}', "Hi"),
-    (GrammarSpec(GrammarKind.REGEX, "[ab]{3}"), "aba", "abc"),
     (GrammarSpec(GrammarKind.EBNF, 'root ::= "x" | "y" root'), "yyx", "yy"),
     (
         GrammarSpec(

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import xgrammar
 
-from common.engine.grammar.compile_process import compile_source
+from common.engine.grammar.job_compiler import compile_source
 from common.sampling import GrammarSpec
 
 #: Every byte, and some longer tokens that end in the midst of things.

@@ -11,7 +11,6 @@ class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
     GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
     GRAMMAR_KIND_EBNF: _ClassVar[GrammarKind]
     GRAMMAR_KIND_STRUCTURAL_TAG: _ClassVar[GrammarKind]
 
@@ -23,7 +22,6 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
 GRAMMAR_KIND_UNSPECIFIED: GrammarKind
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
-GRAMMAR_KIND_REGEX: GrammarKind
 GRAMMAR_KIND_EBNF: GrammarKind
 GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind
 FINISH_REASON_UNSPECIFIED: FinishReason

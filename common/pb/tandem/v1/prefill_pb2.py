@@ -27,37 +27,41 @@ from common.pb.tandem.v1 import transport_pb2 as tandem_dot_v1_dot_transport__pb
 from common.pb.tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/prefill.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\x1a\x19tandem/v1/transport.proto\x1a\x16tandem/v1/worker.proto\"\xba\x01\n\x0ePrefillCommand\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.tandem.v1.PairHelloH\x00\x12$\n\x03run\x18\x02 \x01(\x0b\x32\x15.tandem.v1.RunRequestH\x00\x12+\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x19.tandem.v1.CancelTransferH\x00\x12#\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x11.tandem.v1.CreditH\x00\x42\t\n\x07message\"\xeb\x01\n\x0cPrefillEvent\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.tandem.v1.PairHelloH\x00\x12!\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x10.tandem.v1.FirstH\x00\x12\'\n\x08progress\x18\x03 \x01(\x0b\x32\x13.tandem.v1.ProgressH\x00\x12\'\n\x08terminal\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TerminalH\x00\x12\x34\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x19.tandem.v1.PromptLogprobsH\x00\x42\t\n\x07message\"\x87\x01\n\tPairHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12%\n\x08manifest\x18\x03 \x01(\x0b\x32\x13.tandem.v1.Manifest\x12+\n\ttransport\x18\x04 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\"\xe5\x01\n\nRunRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\x15\n\rfirst_choices\x18\x05 \x03(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x18\n\x10\x63ompiled_grammar\x18\t \x01(\x0c\"%\n\x0e\x43\x61ncelTransfer\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\".\n\x06\x43redit\x12$\n\x06grants\x18\x01 \x03(\x0b\x32\x14.tandem.v1.SlotGrant\"Z\n\x05\x46irst\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12%\n\x06tokens\x18\x02 \x03(\x0b\x32\x15.tandem.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"Z\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12*\n\x08logprobs\x18\x03 \x01(\x0b\x32\x18.tandem.v1.TokenLogprobs\"h\n\x0ePromptLogprobs\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12)\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"4\n\x08Progress\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x13\n\x0btokens_done\x18\x02 \x01(\r\"\x80\x02\n\x08Terminal\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12+\n\x07outcome\x18\x02 \x01(\x0e\x32\x1a.tandem.v1.TransferOutcome\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x10\n\x08messages\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\r\x12\x17\n\x0fprefill_seconds\x18\x08 \x01(\x01\x12\x1d\n\x15since_compute_seconds\x18\t \x01(\x01\x12\x18\n\x10transfer_seconds\x18\n \x01(\x01*\xc7\x01\n\x0fTransferOutcome\x12 \n\x1cTRANSFER_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13TRANSFER_OUTCOME_OK\x10\x01\x12\x1e\n\x1aTRANSFER_OUTCOME_CANCELLED\x10\x02\x12\x1d\n\x19TRANSFER_OUTCOME_SHORTAGE\x10\x03\x12\x1d\n\x19TRANSFER_OUTCOME_REJECTED\x10\x04\x12\x1b\n\x17TRANSFER_OUTCOME_FAILED\x10\x05\x32H\n\x07Prefill\x12=\n\x03Run\x12\x19.tandem.v1.PrefillCommand\x1a\x17.tandem.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/prefill.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\x1a\x19tandem/v1/transport.proto\x1a\x16tandem/v1/worker.proto\"\xe9\x01\n\x0ePrefillCommand\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.tandem.v1.PairHelloH\x00\x12$\n\x03run\x18\x02 \x01(\x0b\x32\x15.tandem.v1.RunRequestH\x00\x12+\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x19.tandem.v1.CancelTransferH\x00\x12#\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x11.tandem.v1.CreditH\x00\x12-\n\x07grammar\x18\x05 \x01(\x0b\x32\x1a.tandem.v1.CompiledGrammarH\x00\x42\t\n\x07message\"\x9f\x02\n\x0cPrefillEvent\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.tandem.v1.PairHelloH\x00\x12!\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x10.tandem.v1.FirstH\x00\x12\'\n\x08progress\x18\x03 \x01(\x0b\x32\x13.tandem.v1.ProgressH\x00\x12\'\n\x08terminal\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TerminalH\x00\x12\x34\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x19.tandem.v1.PromptLogprobsH\x00\x12\x32\n\x0egrammar_wanted\x18\x06 \x01(\x0b\x32\x18.tandem.v1.GrammarWantedH\x00\x42\t\n\x07message\"\x87\x01\n\tPairHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12%\n\x08manifest\x18\x03 \x01(\x0b\x32\x13.tandem.v1.Manifest\x12+\n\ttransport\x18\x04 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\"\x8d\x02\n\nRunRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\x15\n\rfirst_choices\x18\x05 \x03(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x1a\n\x10\x63ompiled_grammar\x18\t \x01(\x0cH\x00\x12\x18\n\x0egrammar_digest\x18\n \x01(\x0cH\x00\x42\n\n\x08\x63ompiled\"$\n\rGrammarWanted\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\"@\n\x0f\x43ompiledGrammar\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x18\n\x10\x63ompiled_grammar\x18\x02 \x01(\x0c\"%\n\x0e\x43\x61ncelTransfer\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\".\n\x06\x43redit\x12$\n\x06grants\x18\x01 \x03(\x0b\x32\x14.tandem.v1.SlotGrant\"Z\n\x05\x46irst\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12%\n\x06tokens\x18\x02 \x03(\x0b\x32\x15.tandem.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"Z\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12*\n\x08logprobs\x18\x03 \x01(\x0b\x32\x18.tandem.v1.TokenLogprobs\"h\n\x0ePromptLogprobs\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12)\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"4\n\x08Progress\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x13\n\x0btokens_done\x18\x02 \x01(\r\"\x80\x02\n\x08Terminal\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12+\n\x07outcome\x18\x02 \x01(\x0e\x32\x1a.tandem.v1.TransferOutcome\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x10\n\x08messages\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\r\x12\x17\n\x0fprefill_seconds\x18\x08 \x01(\x01\x12\x1d\n\x15since_compute_seconds\x18\t \x01(\x01\x12\x18\n\x10transfer_seconds\x18\n \x01(\x01*\xc7\x01\n\x0fTransferOutcome\x12 \n\x1cTRANSFER_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13TRANSFER_OUTCOME_OK\x10\x01\x12\x1e\n\x1aTRANSFER_OUTCOME_CANCELLED\x10\x02\x12\x1d\n\x19TRANSFER_OUTCOME_SHORTAGE\x10\x03\x12\x1d\n\x19TRANSFER_OUTCOME_REJECTED\x10\x04\x12\x1b\n\x17TRANSFER_OUTCOME_FAILED\x10\x05\x32H\n\x07Prefill\x12=\n\x03Run\x12\x19.tandem.v1.PrefillCommand\x1a\x17.tandem.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSFEROUTCOME']._serialized_start=1605
-  _globals['_TRANSFEROUTCOME']._serialized_end=1804
+  _globals['_TRANSFEROUTCOME']._serialized_start=1848
+  _globals['_TRANSFEROUTCOME']._serialized_end=2047
   _globals['_PREFILLCOMMAND']._serialized_start=118
-  _globals['_PREFILLCOMMAND']._serialized_end=304
-  _globals['_PREFILLEVENT']._serialized_start=307
-  _globals['_PREFILLEVENT']._serialized_end=542
-  _globals['_PAIRHELLO']._serialized_start=545
-  _globals['_PAIRHELLO']._serialized_end=680
-  _globals['_RUNREQUEST']._serialized_start=683
-  _globals['_RUNREQUEST']._serialized_end=912
-  _globals['_CANCELTRANSFER']._serialized_start=914
-  _globals['_CANCELTRANSFER']._serialized_end=951
-  _globals['_CREDIT']._serialized_start=953
-  _globals['_CREDIT']._serialized_end=999
-  _globals['_FIRST']._serialized_start=1001
-  _globals['_FIRST']._serialized_end=1091
-  _globals['_FIRSTTOKEN']._serialized_start=1093
-  _globals['_FIRSTTOKEN']._serialized_end=1183
-  _globals['_PROMPTLOGPROBS']._serialized_start=1185
-  _globals['_PROMPTLOGPROBS']._serialized_end=1289
-  _globals['_PROGRESS']._serialized_start=1291
-  _globals['_PROGRESS']._serialized_end=1343
-  _globals['_TERMINAL']._serialized_start=1346
-  _globals['_TERMINAL']._serialized_end=1602
-  _globals['_PREFILL']._serialized_start=1806
-  _globals['_PREFILL']._serialized_end=1878
+  _globals['_PREFILLCOMMAND']._serialized_end=351
+  _globals['_PREFILLEVENT']._serialized_start=354
+  _globals['_PREFILLEVENT']._serialized_end=641
+  _globals['_PAIRHELLO']._serialized_start=644
+  _globals['_PAIRHELLO']._serialized_end=779
+  _globals['_RUNREQUEST']._serialized_start=782
+  _globals['_RUNREQUEST']._serialized_end=1051
+  _globals['_GRAMMARWANTED']._serialized_start=1053
+  _globals['_GRAMMARWANTED']._serialized_end=1089
+  _globals['_COMPILEDGRAMMAR']._serialized_start=1091
+  _globals['_COMPILEDGRAMMAR']._serialized_end=1155
+  _globals['_CANCELTRANSFER']._serialized_start=1157
+  _globals['_CANCELTRANSFER']._serialized_end=1194
+  _globals['_CREDIT']._serialized_start=1196
+  _globals['_CREDIT']._serialized_end=1242
+  _globals['_FIRST']._serialized_start=1244
+  _globals['_FIRST']._serialized_end=1334
+  _globals['_FIRSTTOKEN']._serialized_start=1336
+  _globals['_FIRSTTOKEN']._serialized_end=1426
+  _globals['_PROMPTLOGPROBS']._serialized_start=1428
+  _globals['_PROMPTLOGPROBS']._serialized_end=1532
+  _globals['_PROGRESS']._serialized_start=1534
+  _globals['_PROGRESS']._serialized_end=1586
+  _globals['_TERMINAL']._serialized_start=1589
+  _globals['_TERMINAL']._serialized_end=1845
+  _globals['_PREFILL']._serialized_start=2049
+  _globals['_PREFILL']._serialized_end=2121
 # @@protoc_insertion_point(module_scope)

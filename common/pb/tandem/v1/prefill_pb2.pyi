@@ -26,30 +26,34 @@ TRANSFER_OUTCOME_REJECTED: TransferOutcome
 TRANSFER_OUTCOME_FAILED: TransferOutcome
 
 class PrefillCommand(_message.Message):
-    __slots__ = ("hello", "run", "cancel", "credit")
+    __slots__ = ("hello", "run", "cancel", "credit", "grammar")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     hello: PairHello
     run: RunRequest
     cancel: CancelTransfer
     credit: Credit
-    def __init__(self, hello: _Optional[_Union[PairHello, _Mapping]] = ..., run: _Optional[_Union[RunRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
+    grammar: CompiledGrammar
+    def __init__(self, hello: _Optional[_Union[PairHello, _Mapping]] = ..., run: _Optional[_Union[RunRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., grammar: _Optional[_Union[CompiledGrammar, _Mapping]] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
-    __slots__ = ("hello", "first", "progress", "terminal", "prompt_logprobs")
+    __slots__ = ("hello", "first", "progress", "terminal", "prompt_logprobs", "grammar_wanted")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TERMINAL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_WANTED_FIELD_NUMBER: _ClassVar[int]
     hello: PairHello
     first: First
     progress: Progress
     terminal: Terminal
     prompt_logprobs: PromptLogprobs
-    def __init__(self, hello: _Optional[_Union[PairHello, _Mapping]] = ..., first: _Optional[_Union[First, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    grammar_wanted: GrammarWanted
+    def __init__(self, hello: _Optional[_Union[PairHello, _Mapping]] = ..., first: _Optional[_Union[First, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., grammar_wanted: _Optional[_Union[GrammarWanted, _Mapping]] = ...) -> None: ...
 
 class PairHello(_message.Message):
     __slots__ = ("worker_id", "incarnation", "manifest", "transport")
@@ -64,7 +68,7 @@ class PairHello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., manifest: _Optional[_Union[_worker_pb2.Manifest, _Mapping]] = ..., transport: _Optional[_Union[_transport_pb2.TransportPeer, _Mapping]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("transfer_id", "request_id", "prompt_ids", "first_token", "first_choices", "sampling", "cache_salt", "traceparent", "compiled_grammar")
+    __slots__ = ("transfer_id", "request_id", "prompt_ids", "first_token", "first_choices", "sampling", "cache_salt", "traceparent", "compiled_grammar", "grammar_digest")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +78,7 @@ class RunRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     COMPILED_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_DIGEST_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -83,7 +88,22 @@ class RunRequest(_message.Message):
     cache_salt: str
     traceparent: str
     compiled_grammar: bytes
-    def __init__(self, transfer_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., first_choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., compiled_grammar: _Optional[bytes] = ...) -> None: ...
+    grammar_digest: bytes
+    def __init__(self, transfer_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., first_choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., compiled_grammar: _Optional[bytes] = ..., grammar_digest: _Optional[bytes] = ...) -> None: ...
+
+class GrammarWanted(_message.Message):
+    __slots__ = ("transfer_id",)
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    def __init__(self, transfer_id: _Optional[int] = ...) -> None: ...
+
+class CompiledGrammar(_message.Message):
+    __slots__ = ("transfer_id", "compiled_grammar")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    compiled_grammar: bytes
+    def __init__(self, transfer_id: _Optional[int] = ..., compiled_grammar: _Optional[bytes] = ...) -> None: ...
 
 class CancelTransfer(_message.Message):
     __slots__ = ("transfer_id",)

@@ -47,8 +47,8 @@ class PrefillServicer:
     def Run(self, request_iterator, context):
         """The decode worker opens it and says Hello; the prefill worker answers Hello, or ends the stream with
         FAILED_PRECONDITION naming the field of the manifest that differs and both values. Each Run is answered by
-        any number of PromptLogprobs (if they are asked for) and Progress, at most one First and exactly one Terminal, the
-        last. When the stream breaks, the prefill worker cancels what runs on it.
+        at most one GrammarWanted, the first, any number of PromptLogprobs (if they are asked for) and Progress, at most one
+        First and exactly one Terminal, the last. When the stream breaks, the prefill worker cancels what runs on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,6 @@
 """A worker's compiler for a test to kill: `python -m tests.common.engine.grammar.compiling_parent FOLDER`.
 
-Prints the compile process' pid once it has a job that goes on for minutes.
+Prints the compile process' pid once it has three jobs that go on for minutes.
 """
 
 import sys
@@ -9,8 +9,7 @@ from pathlib import Path
 from common.engine.grammar.compiler import GrammarCompiler
 from common.engine.grammar.limits import CompileLimits
 from common.engine.grammar.vocabulary import vocabulary_of_folder
-from common.sampling import GrammarKind, GrammarSpec
-from tests.common.engine.grammar.hostile import many_rules
+from tests.common.engine.grammar.compilers import endless, literal
 from tests.common.engine.grammar.tiny import END_IDS, no_bugs
 
 
@@ -19,10 +18,10 @@ def main() -> None:
     limits = CompileLimits(cpu_seconds=600, wall_seconds=600)
     compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=limits)
     compiler.start()
-    compiler.compile(GrammarSpec(GrammarKind.REGEX, "a")).result()
-    job = compiler.compile(GrammarSpec(GrammarKind.EBNF, many_rules(30_000)))
+    compiler.compile(literal("a")).result()
+    jobs = [compiler.compile(endless()) for _ in range(3)]
     print(compiler.pid, flush=True)
-    job.result()
+    jobs[0].result()
 
 
 if __name__ == "__main__":

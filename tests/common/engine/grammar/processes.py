@@ -22,4 +22,8 @@ def children_of(pid: int) -> list[int]:
 
 def descriptors() -> int:
     """Open ones of this process."""
-    return len(os.listdir("/proc/self/fd"))
+    return descriptors_of(os.getpid())
+
+
+def descriptors_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))

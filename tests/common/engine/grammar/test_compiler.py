@@ -1,70 +1,32 @@
 """The compiler with its real process: any source ends in a grammar or in words, and the next one is served."""
 
 import asyncio
-import contextlib
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.engine.grammar import Grammar
-from common.engine.grammar.child import CompileProcess, ProcessLost
-from common.engine.grammar.compile_process import _longer
 from common.engine.grammar.compiler import GrammarCompiler
+from common.engine.grammar.job_compiler import _longer
 from common.engine.grammar.limits import CompileLimits
 from common.engine.grammar.vocabulary import Vocabulary
 from common.errors import InvalidRequest, Overloaded
 from common.sampling import GrammarKind, GrammarSpec
-from tests.common.engine.grammar.hostile import HOSTILE, WRONG, many_rules
+from tests.common.engine.grammar.compilers import PATIENCE, begun, compiling, endless, literal, refusal, until, works
+from tests.common.engine.grammar.hostile import HOSTILE, WRONG
 from tests.common.engine.grammar.processes import children_of, descriptors, is_alive
 from tests.common.engine.grammar.tiny import SPECS, Bench, make_vocabulary, masks_along, no_bugs, random_output
 from tests.common.text.model_folders import byte_level_folder
 from tests.factories.rpc import eventually
 
-#: Seconds for what takes a few on a quiet machine: a process loads its libraries.
-PATIENCE = 90.0
 NEVER_STOPPED = CompileLimits(cpu_seconds=600, wall_seconds=600)
-SIZES = itertools.count(30_000)
-
-
-def endless() -> GrammarSpec:
-    """Goes on for minutes; another one each time."""
-    return GrammarSpec(GrammarKind.EBNF, many_rules(next(SIZES)))
-
-
-def regex(pattern: str) -> GrammarSpec:
-    return GrammarSpec(GrammarKind.REGEX, pattern)
-
-
-def refusal(future: "Future[Grammar]") -> str:
-    error = future.exception(PATIENCE)
-    assert isinstance(error, InvalidRequest) and error.field == "grammar", error
-    return error.message
-
-
-def works(compiler: GrammarCompiler, pattern: str) -> bool:
-    return compiler.compile(regex(pattern)).result(PATIENCE).num_words > 0
-
-
-@contextlib.contextmanager
-def compiling(vocabulary: Vocabulary, limits: CompileLimits, max_waiting: int = 64) -> Iterator[GrammarCompiler]:
-    """A compiler that is ready."""
-    made = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=limits, max_waiting=max_waiting)
-    made.start()
-    try:
-        assert works(made, "ready")
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +38,13 @@ def compiler(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
 @pytest.fixture(scope="module")
 def patient(vocabulary: Vocabulary) -> Iterator[GrammarCompiler]:
     """One that lets jobs run on. Each test leaves it with nothing to do."""
-    with compiling(vocabulary, NEVER_STOPPED, max_waiting=2) as made:
+    with compiling(vocabulary, NEVER_STOPPED, max_waiting=3) as made:
         yield made
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """`eventually`, for what takes a process' start."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110  # the kernel's state; nobody sets an event for it
-            await asyncio.sleep(0.01)
-
-
 async def job_of(compiler: GrammarCompiler) -> int:
-    """Pid of what runs the job that is under way."""
-    await until(lambda: compiler.pid is not None and children_of(compiler.pid))
-    assert compiler.pid is not None
-    [job] = children_of(compiler.pid)
+    """Pid of the only job that has begun."""
+    [job] = await begun(compiler, 1)
     return job
 
 
@@ -116,7 +69,7 @@ class TestWhatComesBack:
     @pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE)
     def test_whatever_it_is_it_ends_and_others_are_served(self, compiler: GrammarCompiler, spec: GrammarSpec) -> None:
         process = compiler.pid
-        hostile, next_one = compiler.compile(spec), compiler.compile(regex(f"x{len(spec.source)}"))
+        hostile, next_one = compiler.compile(spec), compiler.compile(literal(f"x{len(spec.source)}"))
         error = hostile.exception(PATIENCE)
         assert error is None or isinstance(error, InvalidRequest), error
         assert next_one.result(PATIENCE).num_words > 0
@@ -129,7 +82,7 @@ class TestWhatComesBack:
         assert compiler.compile(spec).result(PATIENCE).num_words > 0
 
     def test_answers_are_kept_refusals_too(self, compiler: GrammarCompiler) -> None:
-        assert compiler.compile(regex("kept")).result(PATIENCE) is compiler.compile(regex("kept")).result(0)
+        assert compiler.compile(literal("kept")).result(PATIENCE) is compiler.compile(literal("kept")).result(0)
         bad = HOSTILE["many rules"]
         words = refusal(compiler.compile(bad))
         again = compiler.compile(bad)
@@ -137,10 +90,10 @@ class TestWhatComesBack:
         assert words == "too complex: it takes more than 0.5 s to compile"
 
     def test_kinds_are_told_apart(self, compiler: GrammarCompiler) -> None:
-        source = '"a"'
-        as_regex = compiler.compile(GrammarSpec(GrammarKind.REGEX, source)).result(PATIENCE)
+        source = '{"type": "null"}'
+        as_schema = compiler.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, source)).result(PATIENCE)
         assert refusal(compiler.compile(GrammarSpec(GrammarKind.EBNF, source)))
-        assert as_regex is compiler.compile(GrammarSpec(GrammarKind.REGEX, source)).result(0)
+        assert as_schema is compiler.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, source)).result(0)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +115,7 @@ class TestLimits:
         [
             (HOSTILE["repeated repetition"], "it takes more than 24 MiB of memory to compile"),
             (HOSTILE["shared 14"], "its compiled form exceeds 97 KiB"),
-            (regex("[a-z]+"), "following it takes more than 1 ms a token"),
+            (GrammarSpec(GrammarKind.EBNF, "root ::= [a-z]+"), "following it takes more than 1 ms a token"),
         ],
         ids=["memory", "output", "masks"],
     )
@@ -193,12 +146,15 @@ class TestLimits:
 
     @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE])
     async def test_a_job_that_crashes_is_refused_alone(self, patient: GrammarCompiler, number: signal.Signals) -> None:
-        crashing, waiting = patient.compile(endless()), patient.compile(regex("waiting"))
-        process = patient.pid
-        os.kill(await job_of(patient), number)
+        crashing, process = patient.compile(endless()), patient.pid
+        [one] = await begun(patient, 1)
+        other = patient.compile(endless())
+        await begun(patient, 2)
+        os.kill(one, number)
         assert number.name in await asyncio.to_thread(refusal, crashing)
-        assert await asyncio.to_thread(waiting.result, PATIENCE)
-        assert process == patient.pid
+        assert not other.done() and process == patient.pid
+        assert other.cancel()
+        await begun(patient, 0)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     async def test_a_job_that_is_ended_from_outside_is_a_shortage_and_not_kept(
@@ -215,39 +171,29 @@ class TestLimits:
 
 
 class TestQueue:
-    async def test_full_it_is_a_shortage_and_what_waits_is_served(self, patient: GrammarCompiler) -> None:
-        running = patient.compile(endless())
-        job = await job_of(patient)
-        waiting = [patient.compile(regex("one")), patient.compile(regex("two"))]
-        error = patient.compile(regex("three")).exception(0)
+    async def test_full_it_is_a_shortage_and_a_place_that_is_given_back_is_there(
+        self, patient: GrammarCompiler
+    ) -> None:
+        spec = endless()
+        waiting = [patient.compile(spec), patient.compile(endless()), patient.compile(endless())]
+        error = patient.compile(literal("one")).exception(0)
         assert isinstance(error, Overloaded) and error.retry_after
         # Those who want what is waited for already need no place.
-        waiting.append(patient.compile(regex("two")))
-        os.kill(job, signal.SIGABRT)
-        await asyncio.to_thread(refusal, running)
-        grammars = [await asyncio.to_thread(future.result, PATIENCE) for future in waiting]
-        assert grammars[1] is grammars[2] is not grammars[0]
+        waiting.append(patient.compile(spec))
+        assert waiting.pop(1).cancel()
+        assert await asyncio.to_thread(works, patient, "two")
+        for future in waiting:
+            assert not future.done() and future.cancel()
+        await begun(patient, 0)
 
-    async def test_a_cancelled_job_is_not_compiled_and_gives_its_place_away(self, patient: GrammarCompiler) -> None:
-        running = patient.compile(endless())
-        job = await job_of(patient)
-        for future in (patient.compile(endless()), patient.compile(endless())):
-            assert future.cancel()
-        waiting = patient.compile(regex("one"))
-        os.kill(job, signal.SIGABRT)
-        await asyncio.to_thread(refusal, running)
-        assert await asyncio.to_thread(waiting.result, PATIENCE)
-
-    async def test_one_of_several_who_wait_may_cancel(self, patient: GrammarCompiler) -> None:
-        spec = endless()
-        running = patient.compile(spec)
-        job = await job_of(patient)
-        one, other = patient.compile(regex("shared")), patient.compile(regex("shared"))
-        # Under way or not, it is only this one's answer that is not wanted.
-        assert one.cancel() and patient.compile(spec).cancel()
-        os.kill(job, signal.SIGABRT)
-        await asyncio.to_thread(refusal, running)
-        assert await asyncio.to_thread(other.result, PATIENCE)
+    async def test_those_who_want_the_same_get_the_same(self, patient: GrammarCompiler) -> None:
+        futures = [
+            patient.compile(literal("same")),
+            patient.compile(literal("same")),
+            patient.compile(literal("other")),
+        ]
+        one, two, three = [await asyncio.to_thread(future.result, PATIENCE) for future in futures]
+        assert one is two is not three
 
 
 class TestProcess:
@@ -260,28 +206,34 @@ class TestProcess:
         assert patient.pid not in (None, killed)
 
     async def test_one_that_is_killed_under_a_job_is_started_again_for_it(self, patient: GrammarCompiler) -> None:
-        running = patient.compile(endless())
-        first = await job_of(patient)
-        killed = patient.pid
+        """With those that are set aside for others: nothing of them is left, and all are begun anew."""
+        running = [patient.compile(endless()) for _ in range(3)]
+        first, killed = await begun(patient, 3), patient.pid
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
-        await eventually(lambda: not is_alive(first))
+        await eventually(lambda: not any(map(is_alive, first)))
         await until(lambda: patient.pid not in (None, killed))
-        os.kill(await job_of(patient), signal.SIGABRT)
-        assert "SIGABRT" in await asyncio.to_thread(refusal, running)
+        # Whose fault it is nobody knows: it is not tried for ever.
+        again, second = await begun(patient, 3), patient.pid
+        assert second is not None
+        os.kill(second, signal.SIGKILL)
+        for future in running:
+            error = await asyncio.to_thread(future.exception, PATIENCE)
+            assert isinstance(error, Overloaded) and error.retry_after and "not available" in error.message
+        await eventually(lambda: not any(map(is_alive, again)))
 
     async def test_close_ends_it_whatever_it_does(self, vocabulary: Vocabulary) -> None:
         compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=NEVER_STOPPED)
         # Jobs may come before the start.
-        running, waiting = compiler.compile(endless()), compiler.compile(regex("one"))
+        running, other = compiler.compile(endless()), compiler.compile(endless())
         compiler.start()
-        job, process = await job_of(compiler), compiler.pid
+        jobs, process = await begun(compiler, 2), compiler.pid
         assert process is not None
         await asyncio.to_thread(compiler.close)
-        for future in (running, waiting, compiler.compile(regex("two"))):
+        for future in (running, other, compiler.compile(literal("two"))):
             assert isinstance(future.exception(0), Overloaded)
         assert not is_alive(process) and compiler.pid is None
-        await eventually(lambda: not is_alive(job))
+        await eventually(lambda: not any(map(is_alive, jobs)))
         assert not compiler._thread.is_alive()
         compiler.close()
 
@@ -289,7 +241,7 @@ class TestProcess:
         before = descriptors()
         for start in (False, True):
             compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs)
-            waiting = compiler.compile(regex("one"))
+            waiting = compiler.compile(literal("one"))
             if start:
                 compiler.start()
             compiler.close()
@@ -303,20 +255,20 @@ class TestProcess:
         assert worker.stdout is not None
         try:
             process = int(await asyncio.to_thread(worker.stdout.readline))
-            await until(lambda: children_of(process))
-            [job] = children_of(process)
+            await until(lambda: len(children_of(process)) == 3)
+            jobs = children_of(process)
         finally:
             worker.kill()
             worker.wait()
             worker.stdout.close()
-        await eventually(lambda: not is_alive(process) and not is_alive(job))
+        await eventually(lambda: not any(map(is_alive, (process, *jobs))))
 
     def test_one_that_cannot_start_is_a_shortage(self, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("common.engine.grammar.child._MODULE", "no.such.module")
         compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs)
         compiler.start()
         try:
-            error = compiler.compile(regex("one")).exception(PATIENCE)
+            error = compiler.compile(literal("one")).exception(PATIENCE)
             assert isinstance(error, Overloaded) and "not available" in error.message
         finally:
             compiler.close()
@@ -330,19 +282,12 @@ class TestProcess:
         assert works(compiler, "quiet")
         assert capfd.readouterr() == ("", "")
 
-    def test_a_process_that_was_killed_for_good_does_not_come_back(self, vocabulary: Vocabulary) -> None:
-        process = CompileProcess(vocabulary.serialize(), CompileLimits())
-        process.kill()
-        with pytest.raises(ProcessLost, match="stopping"):
-            process.ensure_started()
-        process.close()
-
 
 class TestWithoutAVocabulary:
     def test_each_grammar_is_refused_in_words(self) -> None:
         compiler = GrammarCompiler(None, on_fatal=no_bugs)
         compiler.start()
-        assert "takes no grammars" in refusal(compiler.compile(regex("one")))
+        assert "takes no grammars" in refusal(compiler.compile(literal("one")))
         assert compiler.pid is None
         compiler.close()
 
@@ -357,9 +302,9 @@ def test_a_bug_of_the_thread_is_told(vocabulary: Vocabulary, monkeypatch: pytest
         heard.set()
 
     compiler = GrammarCompiler(vocabulary, on_fatal=on_fatal)
-    compiler._answer = None  # type: ignore[method-assign,assignment]
+    compiler._send_new = None  # type: ignore[method-assign,assignment]
     compiler.start()
-    waiting = compiler.compile(regex("one"))
+    waiting = compiler.compile(literal("one"))
     assert heard.wait(PATIENCE) and isinstance(told[0], TypeError)
     compiler.close()
     assert isinstance(waiting.exception(0), Overloaded)

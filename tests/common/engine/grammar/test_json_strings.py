@@ -9,7 +9,7 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.engine.grammar.compile_process import compile_source
+from common.engine.grammar.job_compiler import compile_source
 from common.sampling import GrammarKind
 
 #: Every byte, tokens that go beyond what is looked ahead, and some that end in the midst of things.

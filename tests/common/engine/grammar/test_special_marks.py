@@ -201,11 +201,11 @@ class TestOtherKinds:
     @pytest.mark.parametrize(
         ("source", "lead"),
         [
-            (GrammarSpec(GrammarKind.REGEX, r"\[TOOL_CALLS\]x|.*"), ""),
+            (GrammarSpec(GrammarKind.EBNF, r'root ::= "[TOOL_CALLS]x" | [^\n]*'), ""),
             (GrammarSpec(GrammarKind.EBNF, 'root ::= "[TOOL_CALLS]" | [a-z]+'), ""),
             (GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type": "string"}'), '"'),
         ],
-        ids=["regex", "ebnf", "schema"],
+        ids=["any text", "letters", "schema"],
     )
     def test_a_mark_is_text_in_letters_alone(self, marked: Bench, source: GrammarSpec, lead: str) -> None:
         grammar = marked.compile(source)
@@ -244,6 +244,6 @@ class TestFromProcessToProcess:
         first = loader.load(GrammarKind.STRUCTURAL_TAG, serialized).result(PATIENCE)
         # Whether the library notices that the table is another one is left to it.
         with contextlib.suppress(InvalidRequest):
-            assert loader.load(GrammarKind.REGEX, serialized).result(PATIENCE) is not first
+            assert loader.load(GrammarKind.EBNF, serialized).result(PATIENCE) is not first
         assert loader.load(GrammarKind.STRUCTURAL_TAG, serialized).result(PATIENCE) is first
         loader.close()

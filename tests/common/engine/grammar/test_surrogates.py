@@ -14,8 +14,8 @@ from tests.common.engine.grammar.tiny import END_IDS, Bench, allowed_ids, make_v
 ANYTHING = {
     "string": GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type": "string", "minLength": 30, "maxLength": 40}'),
     "unbounded string": GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type": "string"}'),
-    "regex": GrammarSpec(GrammarKind.REGEX, ".{40,60}"),
-    "regex without limits": GrammarSpec(GrammarKind.REGEX, r"[\s\S]*"),
+    "counted set": GrammarSpec(GrammarKind.EBNF, r"root ::= [^\n\r]{40,60}"),
+    "two sets": GrammarSpec(GrammarKind.EBNF, "root ::= ([^a] | [a])*"),
     "set": GrammarSpec(GrammarKind.EBNF, "root ::= [^a]*"),
     "range": GrammarSpec(GrammarKind.EBNF, r"root ::= [\u0100-\uffff]{40,60}"),
     "tag": GrammarSpec(
