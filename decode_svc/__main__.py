@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from common.config import HOST_PORT, option, run_command
+from common.engine.grammar.start import fork_process
 from common.service.options import split_options, worker_options
 from common.service.worker_process import run_worker
 from common.telemetry.logs import configure_logging
@@ -30,11 +31,13 @@ def command(**values: Any) -> None:
     engine_options, options, rest = split_options(values)
     configure_logging(options.log_level, options.log_format)
     own_options = DecodeOptions(**rest, redis=options.redis)
+    # Before threads, and before the model: what is loaded later would be in its memory too.
+    compile_process = fork_process()
     run_worker(
         "decode",
         engine_options,
         options,
-        lambda parts, context: DecodeWorker(parts, context, engine_options, own_options),
+        lambda parts, context: DecodeWorker(parts, context, engine_options, own_options, compile_process),
     )
 
 

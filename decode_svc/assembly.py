@@ -10,6 +10,7 @@ import grpc.aio
 from common.config import Address
 from common.engine.grammar import STEP_SECONDS, MaskFiller
 from common.engine.grammar.compiler import GrammarCompiler
+from common.engine.grammar.start import ForkedProcess
 from common.engine.loop import EngineLoop
 from common.pb.tandem.v1 import decode_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import WorkerStatus
@@ -51,7 +52,12 @@ class DecodeWorker:
     services: Sequence[str] = ("tandem.v1.Decode",)
 
     def __init__(
-        self, parts: EngineParts, context: WorkerContext, options: EngineOptions, own_options: DecodeOptions
+        self,
+        parts: EngineParts,
+        context: WorkerContext,
+        options: EngineOptions,
+        own_options: DecodeOptions,
+        compile_process: ForkedProcess | None = None,
     ) -> None:
         identity = context.identity
         self._context = context
@@ -72,7 +78,7 @@ class DecodeWorker:
             post=self._post,
         )
         self._masks = MaskFiller(STEP_SECONDS)
-        self._compiler = GrammarCompiler(parts.vocabulary, on_fatal=context.fail)
+        self._compiler = GrammarCompiler(parts.vocabulary, on_fatal=context.fail, first_process=compile_process)
         self._engine = self._build_engine(parts, options, own_options)
         self._loop = EngineLoop(self._engine, name="decode-engine", on_fatal=context.fail, on_stall=context.stalled)
         self._servicer = DecodeServicer(

@@ -1,48 +1,25 @@
-"""The worker's end of a compile process: starts it, talks to it, ends it. Knows no cache and no jobs."""
+"""The worker's end of a compile process: talks to it, ends it. Knows no cache and no jobs."""
 
 import contextlib
-import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import BinaryIO, cast
 
 from common.engine.grammar.frames import Frame, FrameReader, Tag, write_frame
 from common.engine.grammar.limits import CompileLimits
-
-_log = logging.getLogger(__name__)
-
-_MODULE = "common.engine.grammar.compile_process"
-#: It computes with one thread, and never on a device.
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
+from common.engine.grammar.start import Process
 
 
 class CompileProcess:
     """One process, from its start to its end. For the thread that made it, but for `kill`, which is for any.
 
     What it says goes to `hear`, on a thread of its own, and last of all, once, None: it has ended. Jobs run in
-    processes of their own, so that none of them is to blame. It dies with the thread that made it, as the kernel counts
-    a parent's death.
+    processes of their own, so that none of them is to blame.
     """
 
-    def __init__(self, hear: Callable[[Frame | None], None]) -> None:
-        """Returns before the process is up. Raises OSError if it cannot be started."""
+    def __init__(self, process: Process, hear: Callable[[Frame | None], None]) -> None:
         self._hear = hear
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # The library writes warnings there, with pieces of what users sent.
-            stderr=None if _log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
-            env={**os.environ, **_ENVIRONMENT},
-        )
+        self._process = process
         # Always at it, so that neither side ever waits for the other to take what it has written.
         self._reader = threading.Thread(target=self._read, name="grammar-compiler-reader", daemon=True)
         self._reader.start()

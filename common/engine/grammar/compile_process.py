@@ -25,8 +25,9 @@ _SHORTEST_WAIT = 0.001
 _CROWDED = b"too many grammars that take long to compile are waiting"
 
 
-def main() -> None:
-    die_with(int(sys.argv[1]))
+def serve(parent: int) -> None:
+    """Take jobs on stdin and answer them on stdout, until the input ends; this process does nothing else."""
+    die_with(parent)
     # Ctrl-C goes to the whole process group; the parent decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = _take_pipes()
@@ -168,4 +169,4 @@ class Jobs:
 
 
 if __name__ == "__main__":
-    main()
+    serve(int(sys.argv[1]))

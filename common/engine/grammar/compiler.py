@@ -17,6 +17,7 @@ from common.engine.grammar.frames import Frame, Tag
 from common.engine.grammar.grammar import Grammar
 from common.engine.grammar.job_compiler import encode_job
 from common.engine.grammar.limits import CompileLimits
+from common.engine.grammar.start import ForkedProcess, start_process
 from common.engine.grammar.vocabulary import Vocabulary
 from common.errors import InvalidRequest, Overloaded, TandemError
 from common.sampling import GrammarSpec
@@ -61,6 +62,7 @@ class GrammarCompiler:
         vocabulary: Vocabulary | None,
         *,
         on_fatal: Callable[[BaseException], None],
+        first_process: ForkedProcess | None = None,
         limits: CompileLimits | None = None,
         max_waiting: int = 64,
         cache_bytes: int = 256 << 20,
@@ -69,6 +71,7 @@ class GrammarCompiler:
         Args:
             vocabulary: None if the model has none that grammars could be about; each is refused then.
             on_fatal: called on the compiler's thread with the bug that ends it.
+            first_process: one that is there already; from now on the compiler's, to be ended by `close`.
             max_waiting: sources that are waited for, under way or not.
             cache_bytes: memory for answers.
         """
@@ -88,6 +91,7 @@ class GrammarCompiler:
         self._jobs: dict[bytes, _Job] = {}
         #: What the process has said, None for its end.
         self._heard: deque[Frame | None] = deque()
+        self._first_process = first_process
         self._process: CompileProcess | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="grammar-compiler", daemon=True)
@@ -138,6 +142,8 @@ class GrammarCompiler:
                 self._process.kill()
         if self._thread.ident is not None:
             self._thread.join()
+        if self._first_process is not None:
+            self._first_process.discard()
         with self._lock:
             jobs = list(self._jobs.values())
             self._jobs.clear()
@@ -242,8 +248,9 @@ class GrammarCompiler:
         """None if it cannot be started just now."""
         if self._process is not None:
             return self._process
+        first, self._first_process = self._first_process, None
         try:
-            process = CompileProcess(self._on_frame)
+            process = CompileProcess(first or start_process(), self._on_frame)
         except OSError as error:
             _log.error("the compile process cannot be started", extra={"reason": str(error)})
             return None

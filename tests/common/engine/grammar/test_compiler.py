@@ -264,7 +264,7 @@ class TestProcess:
         await eventually(lambda: not any(map(is_alive, (process, *jobs))))
 
     def test_one_that_cannot_start_is_a_shortage(self, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("common.engine.grammar.child._MODULE", "no.such.module")
+        monkeypatch.setattr("common.engine.grammar.start._MODULE", "no.such.module")
         compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs)
         compiler.start()
         try:
@@ -293,7 +293,7 @@ class TestWithoutAVocabulary:
 
 
 def test_a_bug_of_the_thread_is_told(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.engine.grammar.child._MODULE", "no.such.module")
+    monkeypatch.setattr("common.engine.grammar.start._MODULE", "no.such.module")
     told: list[BaseException] = []
     heard = threading.Event()
 
