@@ -1,12 +1,12 @@
 """Where a model comes from: a local folder, the prepared demo model, or a hub id. Knows no weights and no torch."""
 
-import os
 import re
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+from common.cache_dir import cache_dir
 from common.errors import ConfigError
 
 DEMO = "demo"
@@ -15,14 +15,6 @@ DEMO_NAME = "SmolLM2-135M-Instruct"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 #: Weights as safetensors and everything textual that belongs to them; no pickles, no code.
 _WANTED = ["*.safetensors", "*.json", "*.jinja"]
-
-
-def cache_dir() -> Path:
-    """Tandem's cache: $TANDEM_CACHE_DIR, else $XDG_CACHE_HOME/tandem, else ~/.cache/tandem."""
-    if own := os.environ.get("TANDEM_CACHE_DIR"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tandem"
 
 
 def demo_folder() -> Path:

@@ -16,6 +16,7 @@ from common.pb.tandem.v1 import decode_pb2_grpc
 from common.pb.tandem.v1.worker_pb2 import WorkerStatus
 from common.service.engine_parts import EngineParts
 from common.service.options import EngineOptions
+from common.service.status import fill_engine_status
 from common.service.tasks import end_task, spawn_essential
 from common.service.worker_process import WorkerContext
 from decode_svc.discovery import PrefillDiscovery
@@ -24,9 +25,8 @@ from decode_svc.prefill_pairs import PrefillPairs
 from decode_svc.service import DecodeServicer
 from decode_svc.validation import RequestLimits
 from decode_svc.worker import DecodeEngine
-from kv_store.setup import create_transfer, fill_transfer_status
+from kv_store.setup import KVEndpoint
 from kv_store.transfer.events import CreditsReady, PeerLost, TransferEvent
-from kv_store.transport.select import advertise, attach, create_transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,12 @@ class DecodeWorker:
     ) -> None:
         identity = context.identity
         self._context = context
-        self._transport = create_transport(options.transport, f"{identity.worker_id}/{identity.incarnation}")
-        self._transfer = create_transfer(
-            self._transport,
-            identity.incarnation,
-            options,
-            parts.runner.kv_cache.data,
-            on_event=self._on_transfer_event,
-            on_failure=context.fail,
-        )
+        self._kv = KVEndpoint(context, options, parts.runner.kv_cache.data, on_event=self._on_transfer_event)
         self._pairs = PrefillPairs(
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
             manifest=parts.manifest,
-            transfer=self._transfer,
+            transfer=self._kv.transfer,
             post=self._post,
         )
         self._masks = MaskFiller(STEP_SECONDS)
@@ -105,7 +97,7 @@ class DecodeWorker:
             sampler=parts.sampler,
             masks=self._masks,
             pool=parts.pool,
-            transfer=self._transfer,
+            transfer=self._kv.transfer,
             pacer=parts.pacer,
             limits=RequestLimits(parts.max_request_tokens, parts.manifest.vocab_size),
             eos_token_ids=parts.eos_token_ids,
@@ -121,11 +113,10 @@ class DecodeWorker:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(self._servicer, server)
-        attach(self._transport, server)
+        self._kv.add_to(server)
 
     async def start(self, address: str) -> None:
-        advertise(self._transport, address)
-        self._transfer.start()
+        self._kv.start(address)
         self._compiler.start()
         self._loop.start()
         self._discovering = spawn_essential(self._discovery.run(), "prefill discovery", self._context.fail)
@@ -137,14 +128,13 @@ class DecodeWorker:
         await asyncio.to_thread(self._compiler.close)
         await asyncio.to_thread(self._loop.stop, 5.0)
         await asyncio.to_thread(self._masks.close)
-        await asyncio.to_thread(self._transfer.close)
+        await self._kv.stop()
 
     def refuse_new_work(self) -> None:
         self._servicer.draining = True
 
     def is_idle(self) -> bool:
-        snapshot = self._engine.snapshot
-        return snapshot.running == 0 and snapshot.waiting == 0 and self._servicer.num_compiling == 0
+        return self._engine.snapshot.is_idle and self._servicer.num_compiling == 0
 
     def _post(self, command: object) -> None:
         self._loop.post(command)
@@ -162,18 +152,7 @@ class DecodeWorker:
                 self._loop.post(event)
 
     def fill_status(self, status: WorkerStatus) -> None:
-        snapshot, figures = self._engine.snapshot, self._engine.snapshot.figures
-        fill_transfer_status(status, self._transfer.counters())
-        status.blocks.free, status.blocks.cached, status.blocks.owned = snapshot.free, snapshot.cached, snapshot.owned
-        status.running, status.waiting = snapshot.running, snapshot.waiting
-        status.queued_tokens, status.transfers = snapshot.queued_tokens, snapshot.transfers
-        status.prefill_tokens_per_second = snapshot.prefill_tokens_per_second
-        status.decode_tokens_per_second = snapshot.decode_tokens_per_second
+        fill_engine_status(status, self._engine.snapshot)
+        self._kv.fill_status(status)
         status.paired.extend(self._pairs.paired)
         status.refused.extend(self._pairs.refused)
-        status.accepted_total, status.finished_total = figures.accepted, figures.finished
-        status.cancelled_total, status.failed_total = figures.cancelled, figures.failed
-        status.preemptions_total = snapshot.preemptions
-        status.tokens_computed_total, status.tokens_cached_total = figures.tokens_filled, figures.tokens_cached
-        status.tokens_decoded_total = figures.tokens_decoded
-        status.steps_total, status.busy_seconds_total = figures.steps, figures.busy_seconds

@@ -1,7 +1,7 @@
 """A request on the decode worker: its sequences, their blocks, how far each is. Values; no tensors, no protobuf."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from common.engine.block_table import BlockTable
@@ -241,43 +241,3 @@ class Job:
     @property
     def open_choices(self) -> list[Sequence]:
         return [choice for choice in self.choices if not choice.done]
-
-
-@dataclass(slots=True)
-class Figures:
-    """Counts since start."""
-
-    accepted: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    tokens_decoded: int = 0
-    tokens_filled: int = 0
-    tokens_cached: int = 0
-    steps: int = 0
-    busy_seconds: float = 0.0
-
-    def count_end(self, outcome: Outcome) -> None:
-        if outcome is Outcome.OK:
-            self.finished += 1
-        elif outcome is Outcome.CANCELLED:
-            self.cancelled += 1
-        else:
-            self.failed += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """State of the engine after its last step or command."""
-
-    free: int
-    cached: int
-    owned: int
-    running: int
-    waiting: int
-    queued_tokens: int
-    transfers: int
-    prefill_tokens_per_second: float
-    decode_tokens_per_second: float
-    preemptions: int
-    figures: Figures = field(default_factory=Figures)

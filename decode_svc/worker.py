@@ -24,6 +24,7 @@ from common.engine.batch import SequenceChunk
 from common.engine.block_pool import BlockPool
 from common.engine.block_table import BlockTable
 from common.engine.grammar import MaskFiller
+from common.engine.meters import Meters, Snapshot
 from common.engine.runner import ModelRunner
 from common.engine.sampler import Sampler
 from common.engine.scheduling import StepPacer
@@ -47,9 +48,8 @@ from decode_svc.messages import (
     StreamGone,
     Submit,
 )
-from decode_svc.meters import Meters
 from decode_svc.remote import RemotePrefills
-from decode_svc.request import DecodeRequest, Job, Outcome, Phase, Sequence, Snapshot
+from decode_svc.request import DecodeRequest, Job, Outcome, Phase, Sequence
 from decode_svc.scheduler import DecodeScheduler, Work
 from decode_svc.time_limits import TimeLimits
 from decode_svc.validation import RequestLimits, check_request, start_grammars
@@ -250,7 +250,7 @@ class DecodeEngine:
         """The one terminal event; the job holds nothing any more."""
         assert not job.holds_blocks, f"request {job.request.request_id} has ended and holds blocks"
         del self._jobs[job.request.key]
-        self._meters.figures.count_end(outcome)
+        self._meters.figures.count_end(ok=outcome is Outcome.OK, cancelled=outcome is Outcome.CANCELLED)
         request = job.request
         self._outputs.append(
             FinishedOut(
@@ -327,7 +327,9 @@ class DecodeEngine:
             self._append(choice, token)
         for item in work:
             self._advance(item.sequence)
-        self._meters.record_step(work, self._clock() - begun)
+        decoded = sum(1 for item in work if not item.sequence.is_prompt and item.end - item.start == 1)
+        spans = [(item.start, item.end) for item in work]
+        self._meters.record_step(spans, decoded=decoded, seconds=self._clock() - begun)
 
     def _tell_scores(self, job: Job, first_position: int, entries: Seq[TokenLogprobs]) -> bool:
         """Log probabilities of prompt tokens, to the gateway. False, and nothing told, if they do not fit."""
@@ -431,7 +433,15 @@ class DecodeEngine:
             self._emit(outputs)
 
     def _take_snapshot(self) -> Snapshot:
-        return self._meters.snapshot(self._pool, self._scheduler, transfers=self._remote.num_open)
+        scheduler = self._scheduler
+        return self._meters.snapshot(
+            self._pool,
+            running=scheduler.num_running + scheduler.num_remote,
+            waiting=scheduler.num_waiting,
+            queued_tokens=scheduler.queued_tokens,
+            transfers=self._remote.num_open,
+            preemptions=scheduler.num_preemptions,
+        )
 
 
 def _to_chunk(item: Work) -> SequenceChunk:

@@ -1,7 +1,7 @@
 """A prompt that a decode worker wants the KV of, and how far it is. Plain values; no tensors, no protobuf."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from common.engine.block_table import BlockTable
 from common.engine.grammar import Grammar
@@ -136,31 +136,3 @@ class PeerGone:
     """Command: the stream to this decode worker has closed."""
 
     peer: str
-
-
-@dataclass(slots=True)
-class Figures:
-    """Counts since start."""
-
-    accepted: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    tokens_computed: int = 0
-    tokens_cached: int = 0
-    steps: int = 0
-    busy_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """State of the engine after its last step or command."""
-
-    free: int
-    cached: int
-    owned: int
-    running: int
-    waiting: int
-    queued_tokens: int
-    tokens_per_second: float
-    figures: Figures = field(default_factory=Figures)

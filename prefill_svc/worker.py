@@ -14,7 +14,6 @@ Cancel, a lost peer and a failed write lead to step 5 from wherever the job is.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -22,9 +21,10 @@ from common.engine.batch import SequenceChunk
 from common.engine.block_pool import BlockPool
 from common.engine.block_table import BlockTable
 from common.engine.grammar import LATE, GrammarState, MaskFiller, PendingMasks
+from common.engine.meters import Meters, Snapshot
 from common.engine.runner import ModelRunner
 from common.engine.sampler import Sampler, SampleRow
-from common.engine.scheduling import SpeedMeter, StepPacer, TokenBudget
+from common.engine.scheduling import StepPacer, TokenBudget
 from common.engine.scoring import in_parts
 from common.errors import InvalidRequest
 from common.hashing import block_hashes
@@ -35,7 +35,6 @@ from kv_store.transfer.worker import KVTransfer
 from prefill_svc.request import (
     Cancel,
     Ended,
-    Figures,
     FirstTokens,
     PeerGone,
     PrefillJob,
@@ -44,7 +43,6 @@ from prefill_svc.request import (
     Progressed,
     PromptLogprobs,
     Run,
-    Snapshot,
 )
 from prefill_svc.scheduler import Chunk, PrefillScheduler
 
@@ -89,8 +87,7 @@ class PrefillEngine:
         self._num_layers = runner.kv_cache.spec.num_layers
         self._jobs: dict[tuple[str, int], PrefillJob] = {}
         self._outputs: list[PrefillOutput] = []
-        self._figures = Figures()
-        self._speed = SpeedMeter()
+        self._meters = Meters(pacer)
         self._reassured = time.monotonic()
         self.snapshot = self._take_snapshot()
 
@@ -129,7 +126,7 @@ class PrefillEngine:
         job = PrefillJob(request, table, hashes, arrived=time.monotonic())
         self._jobs[key] = job
         self._scheduler.add(job)
-        self._figures.accepted += 1
+        self._meters.figures.accepted += 1
 
     def _refusal(self, request: PrefillRequest) -> tuple[str, str] | None:
         # Of whichever peer: the transfer knows sends by this id alone.
@@ -193,8 +190,7 @@ class PrefillEngine:
     def _end(self, job: PrefillJob, ended: Ended) -> None:
         del self._jobs[(ended.peer, ended.transfer_id)]
         job.table.release()
-        counted = {"ok": "finished", "cancelled": "cancelled"}.get(ended.outcome, "failed")
-        setattr(self._figures, counted, getattr(self._figures, counted) + 1)
+        self._meters.figures.count_end(ok=ended.outcome == "ok", cancelled=ended.outcome == "cancelled")
         self._outputs.append(ended)
 
     # --- steps -------------------------------------------------------------------------------------
@@ -223,7 +219,7 @@ class PrefillEngine:
         """Open the send, and let the cached part of the prefix travel first."""
         request = job.request
         job.admitted = time.monotonic()
-        self._figures.tokens_cached += job.table.num_cached
+        self._meters.figures.tokens_cached += job.table.num_cached
         self._transfer.open_send(request.transfer_id, request.peer, job.num_prompt_tokens, request.first_token)
         sent_as = self._begin_send(job, 0, job.table.num_cached)
         if sent_as is not None:
@@ -257,7 +253,8 @@ class PrefillEngine:
         self._draw_first_tokens(drawing, masks, logits)
         for chunk in chunks:
             self._advance(chunk)
-        self._record(chunks, time.monotonic() - begun)
+        spans = [(chunk.start, chunk.end) for chunk in chunks]
+        self._meters.record_step(spans, decoded=0, seconds=time.monotonic() - begun)
 
     def _report_scores(self, chunk: Chunk, entries: Sequence[TokenLogprobs]) -> None:
         request = chunk.job.request
@@ -290,15 +287,6 @@ class PrefillEngine:
         else:
             self._outputs.append(Progressed(job.request.peer, job.request.transfer_id, chunk.end))
 
-    def _record(self, chunks: Sequence[Chunk], seconds: float) -> None:
-        num_tokens = sum(c.end - c.start for c in chunks)
-        context = sum((c.end - c.start) * (c.start + c.end) // 2 for c in chunks) // num_tokens
-        self._pacer.record(num_tokens, seconds, context)
-        self._speed.record(num_tokens, seconds)
-        self._figures.tokens_computed += num_tokens
-        self._figures.steps += 1
-        self._figures.busy_seconds += seconds
-
     # --- outputs -----------------------------------------------------------------------------------
 
     def _flush(self) -> None:
@@ -308,16 +296,14 @@ class PrefillEngine:
             self._emit(outputs)
 
     def _take_snapshot(self) -> Snapshot:
-        counts = self._pool.counts()
-        return Snapshot(
-            free=counts.free,
-            cached=counts.cached,
-            owned=counts.owned,
-            running=len(self._jobs) - self._scheduler.num_waiting,
+        # Every job with blocks has a send open, from its first chunk to its end.
+        running = len(self._jobs) - self._scheduler.num_waiting
+        return self._meters.snapshot(
+            self._pool,
+            running=running,
             waiting=self._scheduler.num_waiting,
             queued_tokens=self._scheduler.queued_tokens,
-            tokens_per_second=self._speed.rate(),
-            figures=replace(self._figures),
+            transfers=running,
         )
 
 

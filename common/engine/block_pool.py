@@ -3,6 +3,11 @@
 A block is *free* (reference count 0, content meaningless), *cached* (0, but indexed by the hash of its content)
 or *owned* (1 or more). Owned blocks may be indexed too, and then are shared by whoever matches them. Cached
 blocks are reused by content (`match` + `acquire`) or evicted for their space, least recently used first.
+
+Several owned blocks may hold the same content, computed at the same time: one of them is *found*, the others are its
+*copies*. When the found one has no owner any more a copy is found in its stead, and the block that nobody owns is free:
+content stays in the cache as long as any block holds it, and takes the space of one block where nobody owns it.
+
 The pool belongs to one engine thread and knows nothing of requests.
 """
 
@@ -22,7 +27,11 @@ class BlockCounts(NamedTuple):
 
 
 class _Block:
-    """One block's state. `older` and `newer` are set exactly while the block is in the LRU list."""
+    """One block's state.
+
+    `block_hash` is set while the block is found by it or is a copy of the one that is; `older` and `newer` exactly
+    while the block is in the LRU list.
+    """
 
     __slots__ = ("block_hash", "block_id", "newer", "older", "ref_count")
 
@@ -95,7 +104,10 @@ class BlockPool:
         #: A stack; low ids are handed out first.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached = _LruList()
+        #: The block that is found for a content.
         self._index: dict[BlockHash, _Block] = {}
+        #: Other owned blocks with that content, by id, the oldest first; no entry is empty.
+        self._copies: dict[BlockHash, dict[int, _Block]] = {}
 
     @property
     def num_free(self) -> int:
@@ -124,7 +136,7 @@ class BlockPool:
         """Take `count` blocks, each with one reference; None, and nothing changed, if there are not so many.
 
         Free blocks go first; then cached ones are evicted, least recently used first. Acquire what `match`
-        found before calling this, or it may be evicted.
+        found before calling this or `index`, or it may be gone.
         """
         assert count >= 0, f"allocate {count} blocks"
         if count > self.num_available:
@@ -153,8 +165,8 @@ class BlockPool:
     def release(self, block_ids: Sequence[int]) -> None:
         """Drop a reference from each block of a sequence, given in sequence order.
 
-        At 0 a block is cached if it is indexed, else free. Of one sequence the tail is evicted before the
-        head, since a cached block without those before it can never be matched.
+        At 0 a block is cached if it is the only one with its content, else free. Of one sequence the tail is
+        evicted before the head, since a cached block without those before it can never be matched.
         """
         for block_id in reversed(block_ids):
             block = self._blocks[block_id]
@@ -166,19 +178,29 @@ class BlockPool:
     def index(self, block_id: int, block_hash: BlockHash) -> None:
         """Publish an owned, full block for reuse under the hash of its content.
 
-        If another block already holds that content it stays the one that is found, and this one stays private.
+        If another owned block holds that content it stays the one that is found, and this one is its copy; a cached
+        one gives way and is free.
         """
         block = self._blocks[block_id]
         assert block.ref_count > 0, f"indexed {block}, which nobody owns"
         assert block.block_hash in (None, block_hash), f"indexed {block} again, as {block_hash.hex()}"
-        if self._index.setdefault(block_hash, block) is block:
-            block.block_hash = block_hash
+        if block.block_hash is not None:
+            return
+        block.block_hash = block_hash
+        found = self._index.setdefault(block_hash, block)
+        if found is block:
+            return
+        self._copies.setdefault(block_hash, {})[block_id] = block
+        if found.ref_count == 0:
+            self._cached.remove(found)
+            self._retire(found)
 
     def clear_cache(self) -> None:
         """Forget all content: cached blocks become free, owned ones stay with their owners but unindexed."""
-        for block in self._index.values():
+        for block in (*self._index.values(), *(copy for copies in self._copies.values() for copy in copies.values())):
             block.block_hash = None
         self._index.clear()
+        self._copies.clear()
         while self._cached.size:
             self._free.append(self._cached.pop_oldest().block_id)
 
@@ -197,23 +219,48 @@ class BlockPool:
         for block_id in cached:
             assert self._blocks[block_id].block_hash is not None, f"cached, not indexed: {self._blocks[block_id]}"
         hashed = [block for block in self._blocks if block.block_hash is not None]
-        assert len(hashed) == len(self._index), f"{len(hashed)} blocks with a hash, {len(self._index)} in the index"
+        num_copies = sum(map(len, self._copies.values()))
+        assert len(hashed) == len(self._index) + num_copies, (
+            f"{len(hashed)} blocks with a hash, {len(self._index)} in the index, {num_copies} copies"
+        )
         for block_hash, block in self._index.items():
             assert block.block_hash == block_hash, f"{block} is indexed as {block_hash.hex()}"
+        for block_hash, copies in self._copies.items():
+            group = [self._index[block_hash], *copies.values()]
+            assert len({block.block_id for block in group}) == len(group) > 1, f"copies of one another: {group}"
+            assert all(block.block_hash == block_hash and block.ref_count > 0 for block in group), (
+                f"{group} as {block_hash.hex()}: a copy, or what it is a copy of, is something else or has no owner"
+            )
 
     def _take(self) -> int:
         if self._free:
             block = self._blocks[self._free.pop()]
         else:
             block = self._cached.pop_oldest()
-            assert block.block_hash is not None, f"cached without a hash: {block}"
-            del self._index[block.block_hash]
-            block.block_hash = None
+            self._forget(block)
         block.ref_count = 1
         return block.block_id
 
     def _retire(self, block: _Block) -> None:
-        if block.block_hash is None:
-            self._free.append(block.block_id)
-        else:
+        """Nobody owns the block any more."""
+        if block.block_hash is not None and block.block_hash not in self._copies:
             self._cached.append(block)
+            return
+        if block.block_hash is not None:
+            self._forget(block)
+        self._free.append(block.block_id)
+
+    def _forget(self, block: _Block) -> None:
+        """The block's content is no longer looked for in it; if it was the one that is found, a copy is from now on."""
+        block_hash = block.block_hash
+        assert block_hash is not None, f"forgotten without a hash: {block}"
+        block.block_hash = None
+        copies = self._copies.get(block_hash, {})
+        if self._index[block_hash] is not block:
+            del copies[block.block_id]
+        elif copies:
+            self._index[block_hash] = copies.pop(next(iter(copies)))
+        else:
+            del self._index[block_hash]
+        if not copies:
+            self._copies.pop(block_hash, None)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from common.cache_dir import cache_dir
 from common.engine.block_pool import BlockPool
 from common.engine.grammar.vocabulary import Vocabulary, vocabulary_of_folder
 from common.engine.kernels import create_kernels
@@ -17,6 +18,7 @@ from common.engine.runner import ModelRunner
 from common.engine.sampler import Sampler
 from common.engine.scheduling import StepPacer
 from common.errors import ConfigError
+from common.file_memo import FileMemo
 from common.manifest import WIRE_VERSION_MAX, WIRE_VERSION_MIN
 from common.model_source import model_name, resolve_model
 from common.pb.tandem.v1.worker_pb2 import Manifest
@@ -120,7 +122,7 @@ def _manifest(options: EngineOptions, folder: Path, model: CausalLM, spec: KVSpe
         wire_version_min=WIRE_VERSION_MIN,
         wire_version_max=WIRE_VERSION_MAX,
         model=options.served_model_name or model_name(options.model),
-        weights_fingerprint=weights_fingerprint(folder),
+        weights_fingerprint=weights_fingerprint(folder, _memo()),
         tokenizer_fingerprint=tokenizer_fingerprint(folder),
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
@@ -129,3 +131,10 @@ def _manifest(options: EngineOptions, folder: Path, model: CausalLM, spec: KVSpe
         vocab_size=model.config.vocab_size,
         max_model_len=max_model_len,
     )
+
+
+def _memo() -> FileMemo | None:
+    try:
+        return FileMemo(cache_dir() / "fingerprints")
+    except RuntimeError:  # there is no home
+        return None

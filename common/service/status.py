@@ -9,6 +9,7 @@ import grpc.aio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from common.engine.meters import Snapshot
 from common.pb.tandem.v1 import worker_pb2 as pb
 from common.pb.tandem.v1 import worker_pb2_grpc
 
@@ -55,6 +56,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         async with self._changed:
             self._num_changes += 1
             self._changed.notify_all()
+
+
+def fill_engine_status(status: pb.WorkerStatus, snapshot: Snapshot) -> None:
+    """Put an engine's figures into a worker's status."""
+    figures = snapshot.figures
+    status.blocks.free, status.blocks.cached, status.blocks.owned = snapshot.free, snapshot.cached, snapshot.owned
+    status.running, status.waiting, status.transfers = snapshot.running, snapshot.waiting, snapshot.transfers
+    status.queued_tokens = snapshot.queued_tokens
+    status.prefill_tokens_per_second = snapshot.prefill_tokens_per_second
+    status.decode_tokens_per_second = snapshot.decode_tokens_per_second
+    status.preemptions_total = snapshot.preemptions
+    status.accepted_total, status.finished_total = figures.accepted, figures.finished
+    status.cancelled_total, status.failed_total = figures.cancelled, figures.failed
+    status.tokens_computed_total, status.tokens_cached_total = figures.tokens_computed, figures.tokens_cached
+    status.tokens_decoded_total = figures.tokens_decoded
+    status.steps_total, status.busy_seconds_total = figures.steps, figures.busy_seconds
 
 
 #: Prometheus name, help, and how to read it.

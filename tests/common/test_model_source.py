@@ -8,7 +8,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from common import model_source
 from common.errors import ConfigError
-from common.model_source import DEMO_NAME, cache_dir, demo_folder, model_name, resolve_model
+from common.model_source import DEMO_NAME, demo_folder, model_name, resolve_model
 
 
 @pytest.fixture
@@ -23,17 +23,6 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_is_itself(folder: Path) -> None:
     assert resolve_model(str(folder)) == folder
     assert model_name(f"{folder}/") == "TinyModel"
-
-
-def test_cache_dir_follows_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("TANDEM_CACHE_DIR", raising=False)
-    assert cache_dir() == Path("/home/me/.cache/tandem")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache_dir() == Path("/xdg/tandem")
-    monkeypatch.setenv("TANDEM_CACHE_DIR", "~/own")
-    assert cache_dir() == Path("/home/me/own")
 
 
 def test_the_demo_is_taken_once_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

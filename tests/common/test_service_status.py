@@ -3,18 +3,20 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.engine.meters import Figures, Snapshot
 from common.pb.tandem.v1 import worker_pb2 as pb
 from common.pb.tandem.v1 import worker_pb2_grpc
 from common.rpc.channel import open_channel
 from common.service import status as status_module
 from common.service.identity import WorkerIdentity
-from common.service.status import StatusCollector, WorkerServicer
+from common.service.status import StatusCollector, WorkerServicer, fill_engine_status
 from tests.factories.rpc import PATIENCE, make_manifest, serving
 
 
@@ -131,6 +133,20 @@ def test_every_figure_is_scraped(role: pb.Role, prefix: str) -> None:
         ("staging_slots", "granted"): 2,
         ("staging_slots", "quarantined"): 3,
     }
+
+
+def test_all_that_an_engine_measures_is_told() -> None:
+    counts = [entry.name for entry in fields(Figures)]
+    states = [entry.name for entry in fields(Snapshot) if entry.name != "figures"]
+    figures = Figures(**{name: 100 + number for number, name in enumerate(counts)})
+    snapshot = Snapshot(**{name: 1 + number for number, name in enumerate(states)}, figures=figures)  # type: ignore[arg-type]
+    status = pb.WorkerStatus(blocks=pb.BlockCounts(total=6, block_size=16))
+    fill_engine_status(status, snapshot)
+    blocks = {name: getattr(status.blocks, name) for name in ("free", "cached", "owned")}
+    told = {field.name.removesuffix("_total"): value for field, value in status.ListFields()} | blocks
+    del told["blocks"]
+    assert told == asdict(figures) | {name: getattr(snapshot, name) for name in states}
+    assert (status.blocks.total, status.blocks.block_size) == (6, 16)
 
 
 def test_an_identity_is_new_at_each_start_and_keeps_a_given_id() -> None:

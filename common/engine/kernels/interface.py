@@ -19,6 +19,13 @@ class PackedLinear(Protocol):
         """[T, in] -> [T, out]."""
         ...
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows `indices` (int64 [T], each in [0, out)) of the weight as it was given: a new tensor [T, in].
+
+        So that a table which is multiplied by and read from, as tied embeddings are, is held once.
+        """
+        ...
+
 
 class Kernels(Protocol):
     """The operations that differ by device. Stateless: all state is in the arguments."""

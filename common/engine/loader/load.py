@@ -4,10 +4,12 @@ Each fused weight is allocated once in the target dtype, filled straight from th
 so that at no time more than one weight exists twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from common.engine.kernels import Kernels, PackedLinear, create_kernels
@@ -81,20 +83,26 @@ class _Loader:
         self._kernels = kernels
 
     def model(self, config: ModelConfig, eos_token_ids: tuple[int, ...]) -> CausalLM:
-        embedding = self._tensor(EMBEDDING)
+        embed, lm_head = self._embedding_and_head(config)
         rope = rope_tables(config.rope, config.head_dim, config.max_length, self._device)
         layers = [self._layer(config, layer_prefix(index), rope) for index in range(config.num_layers)]
-        # Tied: the kernels see the table that the embedding goes on reading (they may pack it, not change it).
-        head = embedding if config.tie_word_embeddings else self._tensor(LM_HEAD)
         return CausalLM(
             config,
-            embedding=embedding,
+            embed=embed,
             layers=layers,
             final_norm=self._tensor(FINAL_NORM),
-            lm_head=self._kernels.pack_linear(head, None),
+            lm_head=lm_head,
             kernels=self._kernels,
             eos_token_ids=eos_token_ids,
         )
+
+    def _embedding_and_head(self, config: ModelConfig) -> tuple[Callable[[Tensor], Tensor], PackedLinear]:
+        """Tied, they are one table: the embedding reads the rows of what the kernels have packed."""
+        table = self._tensor(EMBEDDING)
+        if config.tie_word_embeddings:
+            head = self._kernels.pack_linear(table, None)
+            return head.rows, head
+        return partial(F.embedding, weight=table), self._kernels.pack_linear(self._tensor(LM_HEAD), None)
 
     def _layer(self, config: ModelConfig, prefix: str, rope: RopeTables) -> DecoderLayer:
         attention = prefix + "self_attn."

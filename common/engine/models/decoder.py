@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from common.engine.batch import Batch
@@ -36,20 +35,21 @@ class CausalLM:
         self,
         config: ModelConfig,
         *,
-        embedding: Tensor,
+        embed: Callable[[Tensor], Tensor],
         layers: Sequence[DecoderLayer],
         final_norm: Tensor,
         lm_head: PackedLinear,
         kernels: Kernels,
         eos_token_ids: tuple[int, ...] = (),
     ) -> None:
-        """`embedding` [vocab, hidden] fixes dtype and device; `lm_head` maps hidden to vocab."""
+        """`embed` makes hidden states [T, hidden], new ones each time, of token ids int64 [T]; `lm_head` maps hidden to
+        vocab; `final_norm` fixes dtype and device."""
         self.config = config
         self.kernels = kernels
         self.eos_token_ids = eos_token_ids
-        self.dtype = embedding.dtype
-        self.device = embedding.device
-        self._embedding = embedding
+        self.dtype = final_norm.dtype
+        self.device = final_norm.device
+        self._embed = embed
         self._layers = tuple(layers)
         #: The norm that follows each layer: the next one's input norm, at last the final one.
         self._next_norms = (*(layer.input_norm for layer in layers[1:]), final_norm)
@@ -67,7 +67,7 @@ class CausalLM:
         """
         scored = batch.scored_indices
         eps = self.config.rms_norm_eps
-        residual = F.embedding(batch.token_ids, self._embedding)  # [T, hidden]
+        residual = self._embed(batch.token_ids)  # [T, hidden]
         x = self.kernels.rms_norm(residual, self._layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
             k_cache, v_cache = kv_cache.layer(index)

@@ -115,15 +115,56 @@ def test_match_stops_at_the_first_gap() -> None:
     assert pool.match(H[1:3]) == []
 
 
-def test_the_first_block_with_a_content_stays_the_one_that_is_found() -> None:
+def copies(pool: BlockPool, count: int) -> list[int]:
+    """Owned blocks with the content H[0]; the first is the one that is found."""
+    blocks = allocated(pool, count)
+    for block in (*blocks, *blocks):
+        pool.index(block, H[0])
+    pool.check()
+    assert pool.match(H[:1]) == blocks[:1]
+    return blocks
+
+
+def test_a_copy_that_nobody_owns_is_free() -> None:
     pool = BlockPool(4, 16)
-    first, second = allocated(pool, 2)
-    pool.index(first, H[0])
-    pool.index(second, H[0])
-    pool.index(first, H[0])
-    assert pool.match(H[:1]) == [first]
+    first, second = copies(pool, 2)
     pool.release([second])
+    assert pool.match(H[:1]) == [first]
     assert pool.counts() == BlockCounts(total=4, free=3, cached=0, owned=1)
+    pool.check()
+
+
+def test_a_copy_is_found_when_the_first_one_has_lost_its_owner() -> None:
+    pool = BlockPool(4, 16)
+    blocks = copies(pool, 3)
+    for gone, block in enumerate(blocks, 1):
+        assert pool.match(H[:1]) == [block]
+        pool.release([block])
+        pool.check()
+        assert pool.counts() == BlockCounts(total=4, free=1 + min(gone, 2), cached=gone // 3, owned=3 - gone)
+    assert pool.match(H[:1]) == blocks[-1:]
+
+
+def test_a_cached_block_gives_way_to_an_owned_one_with_its_content() -> None:
+    pool = BlockPool(4, 16)
+    cached(pool, H[:2])
+    late, other = allocated(pool, 2)
+    pool.index(late, H[0])
+    assert pool.match(H[:2]) == [late, 1]
+    assert pool.counts() == BlockCounts(total=4, free=1, cached=1, owned=2)
+    pool.check()
+    pool.release([late, other])
+    assert pool.match(H[:2]) == [late, 1]
+
+
+def test_a_copy_has_owners_of_its_own() -> None:
+    pool = BlockPool(4, 16)
+    first, second = copies(pool, 2)
+    pool.acquire([second])
+    pool.release([second])
+    assert pool.counts().owned == 2
+    pool.release([first])
+    assert pool.match(H[:1]) == [second]
     pool.check()
 
 
@@ -132,11 +173,13 @@ def test_clearing_the_cache_frees_cached_blocks_and_unindexes_owned_ones() -> No
     cached(pool, H[:2])
     [owned] = allocated(pool, 1)
     pool.index(owned, H[3])
+    [copy] = allocated(pool, 1)
+    pool.index(copy, H[3])
     pool.clear_cache()
-    assert pool.counts() == BlockCounts(total=4, free=3, cached=0, owned=1)
+    assert pool.counts() == BlockCounts(total=4, free=2, cached=0, owned=2)
     assert pool.match([H[3]]) == []
     pool.check()
-    pool.release([owned])
+    pool.release([owned, copy])
     assert pool.num_free == 4
 
 
@@ -155,18 +198,23 @@ def test_misuse_is_an_assertion_that_names_the_block() -> None:
     pool.check()
 
 
-@pytest.mark.parametrize("damage", ["leak", "double", "hash", "index"])
+@pytest.mark.parametrize("damage", ["leak", "double", "hash", "index", "copy of none", "forgotten copy"])
 def test_check_sees_damage(damage: str) -> None:
-    pool = BlockPool(4, 16)
-    blocks = cached(pool, H[:2])
+    pool = BlockPool(6, 16)
+    blocks = cached(pool, H[1:3])
+    _, copy = copies(pool, 2)
     if damage == "leak":
         pool._free.pop()
     elif damage == "double":
         pool._free.append(blocks[0])
     elif damage == "hash":
         pool._blocks[pool._free[0]].block_hash = H[5]
+    elif damage == "index":
+        del pool._index[H[1]]
+    elif damage == "copy of none":
+        pool._copies[H[1]] = {copy: pool._blocks[copy]}
     else:
-        del pool._index[H[0]]
+        del pool._copies[H[0]]
     with pytest.raises(AssertionError):
         pool.check()
 
@@ -175,20 +223,27 @@ NUM_BLOCKS = 6
 
 
 class PoolAgainstModel(RuleBasedStateMachine):
-    """Sequences come, publish, share, fork and go; a dict of references and two lists say what must be true."""
+    """Sequences come, publish, share, fork and go; two dicts and a list say what must be true."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS, 4)
         self.refs: Counter[int] = Counter()
-        #: content -> block that is found for it.
-        self.found: dict[BlockHash, int] = {}
+        #: content -> blocks that hold it, in the order of publishing; the first is found.
+        self.holders: dict[BlockHash, list[int]] = {}
         #: Cached blocks, next to be evicted first.
         self.lru: list[int] = []
         self.sequences: list[list[int]] = []
 
     def hash_of(self, block: int) -> BlockHash | None:
-        return next((h for h, b in self.found.items() if b == block), None)
+        return next((h for h, blocks in self.holders.items() if block in blocks), None)
+
+    def forget(self, block: int) -> None:
+        content = self.hash_of(block)
+        assert content is not None
+        self.holders[content].remove(block)
+        if not self.holders[content]:
+            del self.holders[content]
 
     @rule(count=st.integers(0, NUM_BLOCKS + 1))
     def allocate(self, count: int) -> None:
@@ -204,7 +259,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert set(evicted) <= set(blocks)
         for block in evicted:
             self.lru.remove(block)
-            del self.found[self.hash_of(block)]  # type: ignore[arg-type]
+            self.forget(block)
         self.refs.update(blocks)
         self.sequences.append(blocks)
 
@@ -215,8 +270,12 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.pool.release(blocks)
         for block in reversed(blocks):
             self.refs[block] -= 1
-            if not self.refs[block] and self.hash_of(block) is not None:
-                self.lru.append(block)
+            content = self.hash_of(block)
+            if not self.refs[block] and content is not None:
+                if self.holders[content] == [block]:
+                    self.lru.append(block)
+                else:
+                    self.forget(block)
 
     @precondition(lambda self: any(self.sequences))
     @rule(data=st.data(), content=st.sampled_from(H[:8]))
@@ -224,15 +283,19 @@ class PoolAgainstModel(RuleBasedStateMachine):
         block = data.draw(st.sampled_from([b for s in self.sequences for b in s]))
         if self.hash_of(block) in (None, content):
             self.pool.index(block, content)
-            self.found.setdefault(content, block)
+            for old in [b for b in self.holders.get(content, []) if not self.refs[b]]:
+                self.lru.remove(old)
+                self.forget(old)
+            if block not in self.holders.setdefault(content, []):
+                self.holders[content].append(block)
 
     @rule(contents=st.lists(st.sampled_from(H[:8]), max_size=4))
     def match_and_acquire(self, contents: list[BlockHash]) -> None:
         expected = []
         for content in contents:
-            if content not in self.found:
+            if content not in self.holders:
                 break
-            expected.append(self.found[content])
+            expected.append(self.holders[content][0])
         assert self.pool.match(contents) == expected
         self.pool.acquire(expected)
         self.refs.update(expected)
@@ -250,7 +313,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @rule()
     def clear_cache(self) -> None:
         self.pool.clear_cache()
-        self.found.clear()
+        self.holders.clear()
         self.lru.clear()
 
     @invariant()
@@ -260,7 +323,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         owned = sum(self.refs[b] > 0 for b in range(NUM_BLOCKS))
         free = NUM_BLOCKS - owned - len(self.lru)
         assert self.pool.counts() == BlockCounts(NUM_BLOCKS, free, len(self.lru), owned)
-        assert all(self.pool.match([content]) == [block] for content, block in self.found.items())
+        assert all(self.pool.match([content]) == blocks[:1] for content, blocks in self.holders.items())
 
     def teardown(self) -> None:
         for blocks in self.sequences:

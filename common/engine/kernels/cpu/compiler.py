@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from common.cache_dir import cache_dir
+
 SOURCE_DIR = Path(__file__).parent / "src"
 COMPILERS = ("g++", "c++", "clang++")  # g++ first: its OpenMP runtime is the one that torch has loaded
 TIMEOUT_S = 120
@@ -57,11 +59,6 @@ def cpu_description() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def cache_directory() -> Path:
-    """$TANDEM_CACHE_DIR or ~/.cache/tandem."""
-    return Path(os.environ.get("TANDEM_CACHE_DIR") or Path.home() / ".cache" / "tandem")
-
-
 def library_name(compiler: list[str]) -> str:
     """Changes with anything that the compiled code depends on."""
     sources = [path.read_bytes() for path in sorted(SOURCE_DIR.iterdir()) if path.suffix in (".cpp", ".h")]
@@ -83,7 +80,7 @@ def build() -> Path:
     compiler = find_compiler()
     name = library_name(compiler)
     try:
-        directory = cache_directory() / "kernels"
+        directory = cache_dir() / "kernels"
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / name).exists():
             return directory / name

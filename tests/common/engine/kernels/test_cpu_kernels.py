@@ -56,6 +56,18 @@ def test_a_row_has_the_same_bits_in_every_batch(
     assert torch.equal(linear(x), whole)
 
 
+@pytest.mark.parametrize("shape", WEIGHT_SHAPES)
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+def test_rows_are_those_of_the_weight(cpu_kernels: CpuKernels, shape: tuple[int, int], kernels: str) -> None:
+    weight = torch.randn(shape)
+    linear = (cpu_kernels if kernels == "cpu" else reference).pack_linear(weight.clone(), None)
+    for indices in (torch.tensor([shape[0] - 1, 0, shape[0] - 1]), torch.arange(shape[0]), torch.empty(0).long()):
+        rows = linear.rows(indices)
+        assert rows.is_contiguous() and torch.equal(rows, weight[indices])
+        rows.zero_()  # the caller's own
+    assert torch.equal(linear.rows(torch.arange(shape[0])), weight)
+
+
 def test_linear_takes_rows_that_are_apart(cpu_kernels: CpuKernels) -> None:
     linear, wide = cpu_kernels.pack_linear(torch.randn(50, 30), None), torch.randn(9, 70)
     assert torch.equal(linear(wide[:, 10:40]), linear(wide[:, 10:40].clone()))

@@ -3,12 +3,18 @@
 import json
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from common.engine.loader import fingerprint as module
 from common.engine.loader import weights_fingerprint
+from common.engine.loader.checkpoint import TensorEntry, list_tensors
 from common.errors import ModelError
+from common.file_memo import FileMemo
 from tests.factories.models import write_tiny_model
 
 
@@ -53,6 +59,75 @@ def test_config_and_weights_change_it(folder: Path, tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     fingerprints.add(weights_fingerprint(folder))
     assert len(fingerprints) == 4
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, TensorEntry]]]:
+    """A model and where its tensors lie; whoever changes it changes it back."""
+    folder = tmp_path_factory.mktemp("weights")
+    write_tiny_model(folder, "qwen2")
+    return folder, sorted(list_tensors(folder).items())
+
+
+@given(data=st.data(), piece_bytes=st.sampled_from([module.PIECE_BYTES, 1000, 4096]))
+@settings(max_examples=60, deadline=None)
+def test_any_bit_of_any_tensor_changes_it(
+    weights: tuple[Path, list[tuple[str, TensorEntry]]], data: st.DataObject, piece_bytes: int
+) -> None:
+    folder, tensors = weights
+    _, entry = data.draw(st.sampled_from(tensors), label="tensor")
+    at = entry.offset + data.draw(st.integers(0, entry.num_bytes - 1), label="byte")
+    bit = 1 << data.draw(st.integers(0, 7), label="bit")
+    with pytest.MonkeyPatch.context() as patch, entry.path.open("r+b") as file:
+        patch.setattr(module, "PIECE_BYTES", piece_bytes)
+        before = weights_fingerprint(folder)
+        flip(file, at, bit)
+        changed = weights_fingerprint(folder)
+        flip(file, at, bit)
+        assert changed != before == weights_fingerprint(folder)
+
+
+def flip(file: BinaryIO, at: int, bit: int) -> None:
+    file.seek(at)
+    old = file.read(1)[0]
+    file.seek(at)
+    file.write(bytes([old ^ bit]))
+    file.flush()
+
+
+def test_tensors_that_change_places_change_it(folder: Path) -> None:
+    before = weights_fingerprint(folder)
+    tensors = load_file(folder / "model.safetensors")
+    first, second = (f"model.layers.{i}.mlp.up_proj.weight" for i in range(2))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+    save_file(tensors, folder / "model.safetensors")
+    assert weights_fingerprint(folder) != before
+
+
+def test_a_memo_changes_nothing_but_the_time_it_takes(folder: Path, tmp_path: Path) -> None:
+    memo = FileMemo(tmp_path / "memo", clock=lambda: float("inf"))
+    expected = weights_fingerprint(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        assert weights_fingerprint(folder, memo) == expected
+        patch.setattr(module, "_hash_piece", None)  # the weights are not read again
+        assert weights_fingerprint(folder, memo) == expected
+        edit_config(folder, rms_norm_eps=1e-5)
+        assert weights_fingerprint(folder, memo) != expected
+    write_tiny_model(folder, "qwen2", seed=1)
+    assert weights_fingerprint(folder, memo) == weights_fingerprint(folder)
+
+
+def test_a_file_that_shrinks_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = list_tensors(folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    monkeypatch.setattr(module, "list_tensors", lambda _: entries)
+    with pytest.raises(ModelError, match="has become shorter"):
+        weights_fingerprint(folder)
+    path.unlink()
+    for memo in (None, FileMemo(folder / "memo")):
+        with pytest.raises(ModelError, match=r"cannot read .*model\.safetensors: No such file"):
+            weights_fingerprint(folder, memo)
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from common.engine.kernels.cpu.kernels import CpuKernels, CpuLinear
 from common.engine.kernels.reference import ReferenceKernels
 from common.engine.loader import load_model
 from common.engine.models.decoder import CausalLM
@@ -85,6 +87,27 @@ def test_useless_tensors_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
 
     edit_weights(tmp_path, change)
     assert logits(load(tmp_path)).equal(expected)
+
+
+class WatchingKernels(CpuKernels):
+    """Remembers the weights that it packs, as long as anybody else keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[weakref.ref[Tensor]] = []
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> CpuLinear:
+        self.given.append(weakref.ref(weight))
+        return super().pack_linear(weight, bias)
+
+
+def test_no_weight_is_held_beside_its_packed_form(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "llama3")  # tied: the embedding, too
+    kernels = WatchingKernels()
+    model = load_model(tmp_path, device=CPU, dtype=None, kernels=kernels)
+    assert len(kernels.given) == 1 + 4 * model.config.num_layers
+    assert [ref() for ref in kernels.given if ref() is not None] == []
+    torch.testing.assert_close(logits(model), logits(load(tmp_path)), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
