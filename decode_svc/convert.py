@@ -96,6 +96,7 @@ def _merge(deltas: dict[tuple[str, int, int], pb.Delta], output: DeltaOut) -> No
     delta.token_ids.extend(token.token_id for token in output.tokens)
     delta.logprobs.extend(logprobs_to_proto(t.logprobs) for t in output.tokens if t.logprobs is not None)
     delta.finish_reason = finish_to_proto(output.finish_reason)
+    delta.computed_tokens = output.computed_tokens
 
 
 def _to_finished(output: FinishedOut, worker_id: str) -> pb.Finished:

@@ -121,6 +121,8 @@ class DeltaOut:
     first_index: int
     tokens: tuple[SampledToken, ...]
     finish_reason: FinishReason | None
+    #: Prompt tokens of the request computed so far, as in Timings.
+    computed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

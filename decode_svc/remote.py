@@ -36,6 +36,8 @@ class RemotePrefills:
         self._emit = emit
         self._clock = clock
         self._jobs: dict[int, Job] = {}
+        #: Those whose prefill worker has not had its last word; it may come after everything else has ended.
+        self._unreported: dict[int, Job] = {}
 
     @property
     def num_open(self) -> int:
@@ -60,7 +62,7 @@ class RemotePrefills:
         now = self._clock()
         transfer_id, self._next_transfer_id = self._next_transfer_id, self._next_transfer_id + 1
         job.transfer = Transfer(transfer_id, target, table.num_computed, started=now, heard=now)
-        self._jobs[transfer_id] = job
+        self._jobs[transfer_id] = self._unreported[transfer_id] = job
         slots = table.slots(table.num_computed, len(request.prompt_ids))
         self._transfer.open_receive(transfer_id, peer, table.num_computed, slots)
         # What the gateway has already would be computed in vain, and keep the prefill worker from its cache.
@@ -90,6 +92,10 @@ class RemotePrefills:
 
     def ended(self, event: PrefillEnded) -> None:
         """The prefill worker's last word: note its figures, or give the transfer up."""
+        unreported = self._unreported.pop(event.transfer_id, None)
+        if unreported is not None:
+            # Also of a transfer that was given up: what was computed for it may be found in a cache by the next one.
+            unreported.note_computed(event.cached_tokens, event.cached_tokens + event.computed_tokens)
         job = self.hear(event.transfer_id)
         if job is None:
             return
@@ -101,7 +107,6 @@ class RemotePrefills:
         timings = job.timings
         timings.prefill_worker = job.transfer.target.worker_id
         timings.prefill_cached_tokens = event.cached_tokens
-        timings.computed_tokens = event.computed_tokens
         timings.prefill_seconds = event.prefill_seconds
         timings.transfer_seconds = event.transfer_seconds
 

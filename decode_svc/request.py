@@ -8,6 +8,7 @@ from common.engine.block_table import BlockTable
 from common.engine.grammar import Grammar, GrammarState
 from common.hashing import BlockHash, block_hashes
 from common.sampling import FinishReason, SamplingParams, TokenLogprobs
+from decode_svc.token_ranges import TokenRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,8 @@ class Timings:
     prefilled: float | None = None
     decode_cached_tokens: int = 0
     prefill_cached_tokens: int = 0
+    #: Prompt tokens computed for the request, here or by a prefill worker, each once: what an attempt that was given up
+    #: left in a cache was computed for it, too.
     computed_tokens: int = 0
     transfer_bytes: int = 0
     transfer_messages: int = 0
@@ -208,6 +211,7 @@ class Job:
         self.next_target = 0
         self.deadline = None if request.timeout is None else arrived + request.timeout
         self.timings = Timings(arrived)
+        self._computed = TokenRanges()
         #: Prompt tokens whose log probabilities the gateway has, from the second one on.
         self.num_scored = 0
         #: Output tokens, forced ones too, along which its grammar is followed here, and the processor time that took.
@@ -215,6 +219,13 @@ class Job:
         self.grammar_seconds = 0.0
         #: How it is to end, once that is decided and only a transfer is still in the way.
         self.ending: tuple[Outcome, str] | None = None
+
+    def note_computed(self, start: int, end: int) -> None:
+        """Positions [start, end) were computed, somewhere; those beyond the prompt are of no interest."""
+        prompt = len(self.request.prompt_ids)
+        if start < prompt:
+            self._computed.add(start, min(end, prompt))
+            self.timings.computed_tokens = self._computed.count
 
     @property
     def wants_scores(self) -> bool:

@@ -192,15 +192,16 @@ class DecodeEngine:
             return
         by_choice = dict(first.tokens)
         drawn = [(choice, by_choice[choice.index]) for choice in job.fresh_choices if choice.index in by_choice]
-        computed = len(job.request.prompt_ids) - first.cached_tokens
-        possible = computed >= 0 and all(self._is_possible(choice, token.token_id) for choice, token in drawn)
+        prompt_tokens = len(job.request.prompt_ids)
+        tokens_possible = all(self._is_possible(choice, token.token_id) for choice, token in drawn)
+        possible = first.cached_tokens <= prompt_tokens and tokens_possible
         if job.wants_scores or not possible:
             # Nothing that comes of it can be trusted.
             self._remote.abandon(job, failed=True, tell=True)
             return
         # Its last word says the same, but a stop string may end the request before that comes.
         job.timings.prefill_cached_tokens = first.cached_tokens
-        job.timings.computed_tokens = computed
+        job.note_computed(first.cached_tokens, prompt_tokens)
         for choice, token in drawn:
             self._append(choice, token)
 
@@ -320,6 +321,7 @@ class DecodeEngine:
             # Who could not draw has its last token computed again, in the same place, when it can.
             end = item.end - 1 if item.sequence in late else item.end
             item.sequence.table.commit(item.sequence.tokens(item.start, end))
+            item.sequence.job.note_computed(item.start, item.end)
             if entries:
                 whole = self._tell_scores(item.sequence.job, item.start + 1, entries)
                 assert whole, f"scored from {item.start} on, with {item.sequence.job.num_scored} entries before"
@@ -353,7 +355,15 @@ class DecodeEngine:
         request = choice.job.request
         first_index = len(choice.output_ids) - 1
         self._outputs.append(
-            DeltaOut(request.stream, *request.key, choice.index, first_index, (token,), choice.finish_reason)
+            DeltaOut(
+                request.stream,
+                *request.key,
+                choice.index,
+                first_index,
+                (token,),
+                choice.finish_reason,
+                choice.job.timings.computed_tokens,
+            )
         )
 
     def _finish_reason(self, choice: Sequence) -> FinishReason | None:
@@ -381,8 +391,6 @@ class DecodeEngine:
                 job = sequence.job
                 job.timings.prefill_worker = self._worker_id
                 job.timings.prefill_cached_tokens = 0
-                # What it finds in the cache after a preemption or a lost prefill worker was computed for it, too.
-                job.timings.computed_tokens = len(job.request.prompt_ids) - job.timings.decode_cached_tokens
                 job.timings.prefill_seconds = self._clock() - (job.timings.admitted or job.timings.arrived)
                 self._scheduler.remove(sequence)
                 self._prompt_filled(job)

@@ -24,16 +24,31 @@ HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer"
 @option("--model", envvar="TANDEM_SERVED_MODEL_NAME", help="Model's name there; default: the first listed.")
 @api_key_option()
 @option("--system", help="System message.")
-@option("--temperature", type=click.FloatRange(0), help="Sampling temperature; default: the server's.")
+@option("--temperature", type=click.FloatRange(0), default=0.6, help="Sampling temperature; 0: the likeliest words.")
+@option("--top-p", type=click.FloatRange(0, 1), default=0.95, help="Words of so much probability are drawn from.")
+@option("--server-sampling", is_flag=True, help="Leave --temperature and --top-p to server and model.")
 @option("--max-tokens", type=click.IntRange(1), default=512, help="Longest answer, in tokens.")
-def command(url: str, model: str | None, api_key: str, system: str | None, **sampling: float | None) -> None:
-    """Talk to a model in the terminal: /reset forgets the conversation, /quit leaves, Ctrl-C stops an answer."""
+def command(
+    url: str,
+    model: str | None,
+    api_key: str,
+    system: str | None,
+    temperature: float,
+    top_p: float,
+    server_sampling: bool,
+    max_tokens: int,
+) -> None:
+    """Talk to a model in the terminal: /reset forgets the conversation, /quit leaves, Ctrl-C stops an answer.
+
+    Many models name no sampling of their own. The API then draws from all words by their probability, with which small
+    models lose their thread; so a chat here is a little more careful.
+    """
     timeout = httpx.Timeout(10.0, read=READ_SECONDS)
     with httpx.Client(base_url=url, headers=auth_headers(api_key), timeout=timeout) as client:
         name = model or first_model(client)
         click.echo(f"{name} at {url} ({HELP})")
-        chosen = {key: value for key, value in sampling.items() if value is not None}
-        Conversation(client, {"model": name, **chosen}, system).run()
+        sampling = {} if server_sampling else {"temperature": temperature, "top_p": top_p}
+        Conversation(client, {"model": name, "max_tokens": max_tokens, **sampling}, system).run()
 
 
 class Conversation:

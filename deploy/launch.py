@@ -1,7 +1,7 @@
 """Runs a `LocalPlan`: starts its processes in order, tells of each slow step, stops them in order.
 
 The life of `tandem up`: Valkey answers -> workers and gateway started -> the gateway knows every worker as ready ->
-URLs printed -> (restarts as needed) -> SIGINT or SIGTERM -> gateway drained -> workers drained -> Valkey stopped.
+URLs printed -> (restarts as needed) -> SIGINT or SIGTERM -> gateway, decode, prefill drained -> Valkey stopped.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from common.errors import ConfigError
 from common.redis_client import open_redis
 from deploy import valkey
 from deploy.api_key import own_headers
-from deploy.local import GATEWAY, LocalPlan, gateway_spec, worker_specs
+from deploy.local import DECODE, GATEWAY, PREFILL, LocalPlan, gateway_spec, role_of, worker_specs
 from deploy.supervisor import Keeper, ProcessSpec
 
 #: Between two looks at a process that has no way of telling us when it is ready.
@@ -131,13 +131,11 @@ class Launcher:
             keeper.kill()
 
     async def _stop_all(self) -> None:
-        """Gateway first, so that nothing new comes in; Valkey last, for the others say goodbye in it."""
-        await self._stop([GATEWAY])
-        await self._stop(self._keepers.keys() - {GATEWAY, valkey.NAME})
-        await self._stop([valkey.NAME])
-
-    async def _stop(self, names: Iterable[str]) -> None:
-        await asyncio.gather(*(self._keepers[name].stop() for name in names if name in self._keepers))
+        """Each before what it leans on: the gateway, so that nothing new comes in; decode workers, which would take the
+        end of a prefill worker for a loss; prefill workers; Valkey, for the others say goodbye in it."""
+        for role in (GATEWAY, DECODE, PREFILL, valkey.NAME):
+            stopping = [keeper for name, keeper in self._keepers.items() if role_of(name) == role]
+            await asyncio.gather(*(keeper.stop() for keeper in stopping))
 
 
 async def require_redis(url: str, *, seconds: float = REDIS_SECONDS) -> None:

@@ -11,7 +11,7 @@ from deploy.ports import free_port
 from deploy.supervisor import ProcessSpec
 
 LOOPBACK = "127.0.0.1"
-GATEWAY = "gateway"
+GATEWAY, DECODE, PREFILL = "gateway", "decode", "prefill"
 #: Beyond a service's own drain time: what it takes to leave the registry, close connections and exit.
 GRACE_SECONDS = 5.0
 
@@ -61,8 +61,13 @@ def _reachable(listening: Address) -> Address:
 
 def worker_specs(plan: LocalPlan) -> list[ProcessSpec]:
     """The workers, with the ports they keep over restarts."""
-    prefill = [_worker_spec(plan, "prefill", index) for index in range(plan.num_prefill)]
-    return prefill + [_worker_spec(plan, "decode", index) for index in range(plan.num_decode)]
+    prefill = [_worker_spec(plan, PREFILL, index) for index in range(plan.num_prefill)]
+    return prefill + [_worker_spec(plan, DECODE, index) for index in range(plan.num_decode)]
+
+
+def role_of(name: str) -> str:
+    """What a process of this name does: workers are numbered."""
+    return name.partition("-")[0]
 
 
 def _worker_spec(plan: LocalPlan, role: str, index: int) -> ProcessSpec:
@@ -77,7 +82,7 @@ def _worker_spec(plan: LocalPlan, role: str, index: int) -> ProcessSpec:
         "--metrics-port": str(free_port()),
         "--threads": str(usable_cores()),
         **plan.worker_options,
-        **(plan.routing_options if role == "decode" else {}),
+        **(plan.routing_options if role == DECODE else {}),
     }
     return ProcessSpec(name, _python(f"{role}_svc", options), _env(plan), plan.grace)
 

@@ -1,6 +1,7 @@
 """`python -m gateway` and `tandem gateway`."""
 
 import asyncio
+import gc
 from pathlib import Path
 
 import click
@@ -139,7 +140,11 @@ def command(
 
 
 async def _run(config: GatewayConfig) -> None:
-    await Gateway(config).run()
+    gateway = Gateway(config)
+    # Modules, schemas and vocabulary stay: a garbage collection that looked through them would hold up every stream.
+    gc.collect()
+    gc.freeze()
+    await gateway.run()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from gateway.generation import Dispatcher, Generation, GenerationRequest, Genera
 from gateway.tenants import Tenant
 from gateway.validation import PreparedRequest
 
-#: Deltas that may wait for a slow reader while several prompts are merged; the rest waits in the generations.
-_MERGE_BACKLOG = 16
+#: Deltas that may wait for their reader while several prompts are merged; the rest waits in the generations. With more
+#: of them it would work on one after the other without a turn of the event loop between.
+_MERGE_BACKLOG = 1
 
 _Item = tuple[int, ChoiceDelta] | BaseException | None
 

@@ -48,15 +48,14 @@ class TokenDelta:
 class GenerationStats:
     """Figures of a finished request (see RequestStats in generation.proto). Durations in seconds.
 
-    After a fail-over they are those of the last attempt, whose worker computed only what it did not hold already and
-    knows nothing of what the lost one computed. `cached_tokens` then counts prompt tokens found in the last worker's
-    cache, and may be more than a client saw cached the first time: work done twice is not shown twice.
-    `output_tokens` is always over all attempts.
+    After a fail-over they are those of the last attempt, but for `output_tokens` and `cached_tokens`, which are over
+    all attempts: what one computed for the request and the next one found in a cache is not cached. Of an attempt
+    that was lost before its first token nothing is known.
     """
 
     prompt_tokens: int
     output_tokens: int
-    #: Prompt tokens that no worker of the last attempt had to compute.
+    #: Prompt tokens that no worker computed for this request.
     cached_tokens: int
     #: Every field of RequestStats by name, for logs, metrics and the gRPC API.
     details: Mapping[str, float | int | str] = field(default_factory=dict)

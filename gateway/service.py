@@ -211,7 +211,7 @@ class Gateway:
     # --- life -----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen, then look for workers. Raises ConfigError if a port is taken."""
+        """Listen, then look for workers. Raises ConfigError naming the option if a port is taken."""
         listener = bind(self.config.http.host, self.config.http.port)
         self.http_address = Address(self.config.http.host, listener.getsockname()[1])
         keys = self.config.keys
@@ -221,7 +221,8 @@ class Gateway:
         servicer = InferenceServicer(self._model, self.dispatcher, self._metrics, self._tracing.tracer(), keys)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, rpc.grpc)
         try:
-            grpc_port = await rpc.start(self.config.grpc.host, self.config.grpc.port, [_RPC_SERVICE])
+            address = self.config.grpc
+            grpc_port = await rpc.start(address.host, address.port, [_RPC_SERVICE], option="--grpc-port")
         except BaseException:
             listener.close()
             raise

@@ -7,7 +7,9 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from common.config import Address
 from common.errors import ConfigError
+from common.ports import check_port_is_free
 from common.rpc.channel import MAX_MESSAGE_BYTES
 from common.rpc.status import ErrorInterceptor
 
@@ -45,18 +47,24 @@ class RpcServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # absent from the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
-    async def start(self, host: str, port: int, services: Iterable[str]) -> int:
-        """Listen (port 0: any free one) and return the port. `services` are full names, for reflection and health.
+    async def start(self, host: str, port: int, services: Iterable[str], *, option: str = "--port") -> int:
+        """Listen (port 0: any free one) and return the port.
 
-        Raises ConfigError if the address cannot be bound.
+        Args:
+            services: full names, for reflection and health.
+            option: what the port came from.
+
+        Raises ConfigError naming `option` if the address cannot be bound.
         """
+        # gRPC's own errors say less, and its library writes lines of its own about them.
+        check_port_is_free(host, port, option)
         self._services = tuple(services)
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
         try:
-            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+            bound = self.grpc.add_insecure_port(str(Address(host, port)))
         except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}", field="port") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}", field=option) from error
         await self.set_serving(False)
         await self.grpc.start()
         return bound

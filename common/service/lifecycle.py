@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -62,20 +61,6 @@ class Drainable:
 
     begin: Callable[[], Awaitable[None]]
     is_idle: Callable[[], bool]
-
-
-def check_port_is_free(host: str, port: int, option: str) -> None:
-    """Raise ConfigError now if `port` is taken, rather than after a long start. Port 0 is always free."""
-    if port == 0:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # A port in TIME_WAIT is free for us, as it is for the server later.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", field=option) from error
 
 
 async def listen(server: RpcServer, options: ProcessOptions, services: Iterable[str]) -> str:

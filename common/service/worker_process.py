@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from common.pb.tandem.v1 import worker_pb2 as pb
 from common.pb.tandem.v1 import worker_pb2_grpc
+from common.ports import check_port_is_free
 from common.rpc.server import RpcServer
 from common.service.engine_parts import EngineParts, build_engine_parts
 from common.service.identity import WorkerIdentity, WorkerRole
-from common.service.lifecycle import Drainable, ShutdownSignal, check_port_is_free, listen, serve_until_shutdown
+from common.service.lifecycle import Drainable, ShutdownSignal, listen, serve_until_shutdown
 from common.service.options import EngineOptions, ProcessOptions
 from common.service.status import StatusCollector, WorkerServicer
 from common.telemetry.tracing import Tracing

@@ -1,9 +1,8 @@
 """From the text of a chat answer's choices to their parts: one parser for each choice. Knows no API."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import Self
 
 from common.sampling import FinishReason
 from gateway.chat.parts import AnswerParser, Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
@@ -97,28 +96,33 @@ def _finish(reason: FinishReason, *, called_tools: bool) -> ChatFinish:
     return ChatFinish(reason.value)
 
 
-@dataclass(slots=True)
 class WholeMessage:
     """All parts of a choice put together."""
 
-    text: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, parts: Iterable[Part]) -> Self:
-        message = cls()
-        for part in parts:
-            message.add(part)
-        return message
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[ToolCallStart, list[str]]] = []
 
     def add(self, part: Part) -> None:
         match part:
             case TextPart(text):
-                self.text += text
+                self._text.append(text)
             case ReasoningPart(text):
-                self.reasoning += text
-            case ToolCallStart(_, id_, name):
-                self.calls.append(ToolCall(id_, name, ""))
+                self._reasoning.append(text)
+            case ToolCallStart():
+                self._calls.append((part, []))
             case ToolCallArguments(_, text):
-                self.calls[-1] = replace(self.calls[-1], arguments=self.calls[-1].arguments + text)
+                self._calls[-1][1].append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [ToolCall(start.id, start.name, "".join(arguments)) for start, arguments in self._calls]

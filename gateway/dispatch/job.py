@@ -63,6 +63,8 @@ class Job:
         self._over = False
         self._failures = 0
         self._attempts = 0
+        #: Prompt tokens that some attempt has had computed, by what its deltas said.
+        self._computed_tokens = 0
         self._current: tuple[DecodeConnection, Attempt] | None = None
         self._task: asyncio.Task[None] | None = None
         self._parent = get_current_span()
@@ -160,6 +162,7 @@ class Job:
 
     def _on_delta(self, delta: pb.Delta) -> bool:
         """Only the current attempt gets here: connections drop what belongs to others."""
+        self._computed_tokens = max(self._computed_tokens, delta.computed_tokens)
         self._grant.release()
         if self.placed is not None:
             self.placed.load.prefilled()
@@ -211,12 +214,15 @@ class Job:
         They are those of the attempt that brought the end; see GenerationStats for what this means after a replay.
         """
         prompt = len(self.request.prompt_ids)
-        found = stats if stats is not None else RequestStats(prompt_tokens=prompt, computed_tokens=prompt)
+        found = RequestStats(prompt_tokens=prompt) if stats is None else stats
+        # Attempts compute ends of the same prompt: the longest one holds the others.
+        computed = max(found.computed_tokens, self._computed_tokens) or prompt
+        details = {field.name: getattr(found, field.name) for field in RequestStats.DESCRIPTOR.fields}
         return GenerationStats(
             prompt_tokens=prompt,
             output_tokens=self.output.output_tokens,
-            cached_tokens=max(0, prompt - found.computed_tokens),
-            details={field.name: getattr(found, field.name) for field in RequestStats.DESCRIPTOR.fields},
+            cached_tokens=max(0, prompt - computed),
+            details=details | {"computed_tokens": computed},
         )
 
 

@@ -1,7 +1,8 @@
 """What came out of one request so far, over all its attempts: contiguous, without repeats, as its reader takes it.
 
-Deltas are put in by plain calls and never wait: a slow reader finds the tokens of each choice merged into one delta,
-so what is held is bounded by max_tokens.
+Deltas are put in by plain calls and never wait: a slow reader finds the tokens of each choice merged, so what is held
+is bounded by max_tokens. It gets them in parts, with turns of the event loop between them: what it does with each part
+takes time in proportion.
 """
 
 import asyncio
@@ -12,9 +13,12 @@ from typing import Self
 
 from common.errors import TandemError
 from common.pb.tandem.v1 import decode_pb2 as pb
+from common.pb.tandem.v1 import generation_pb2
 from common.rpc.convert import finish_from_proto, logprobs_from_proto
 from common.sampling import FinishReason, TokenLogprobs
+from gateway.dispatch.prompt_scores import PromptScores
 from gateway.generation import GenerationStats, TokenDelta
+from gateway.pace import PART, Pace, rows_per_part
 
 
 @dataclass(slots=True)
@@ -27,13 +31,18 @@ class _Choice:
     #: Output index up to which the reader has everything.
     taken: int = 0
     #: Of the tokens from `taken` on, if asked for.
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[generation_pb2.TokenLogprobs] = field(default_factory=list)
     #: Listed in the buffer's line.
     queued: bool = False
 
     @property
     def ended(self) -> bool:
         return self.cancelled or self.finish_reason is not None
+
+    @property
+    def columns(self) -> int:
+        """What a token is worth in work: itself and its log probabilities."""
+        return 2 + len(self.logprobs[0].top) if self.logprobs else 1
 
 
 class Output:
@@ -58,7 +67,8 @@ class Output:
         self._over = False
         self._error: TandemError | None = None
         self._stats: GenerationStats | None = None
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs = PromptScores()
+        self._pace = Pace(PART)
 
     # --- for the reader (gateway.generation.Generation) ----------------------------------------------
 
@@ -67,6 +77,7 @@ class Output:
 
     async def __anext__(self) -> TokenDelta:
         while True:
+            await self._pace.turn()
             while self._line:
                 if (delta := self._take(self._line.popleft())) is not None:
                     return delta
@@ -105,9 +116,16 @@ class Output:
         choice.queued = False
         if choice.cancelled:
             return None
-        first, choice.taken = choice.taken, len(choice.output_ids)
-        logprobs, choice.logprobs = tuple(choice.logprobs), []
-        return TokenDelta(index, first, tuple(choice.output_ids[first:]), logprobs, choice.finish_reason)
+        first, count = choice.taken, rows_per_part(choice.columns)
+        ids = tuple(choice.output_ids[first : first + count])
+        logprobs = tuple(map(logprobs_from_proto, choice.logprobs[:count]))
+        self._pace.count(len(ids) * choice.columns)
+        choice.taken += len(ids)
+        del choice.logprobs[:count]
+        if choice.taken < len(choice.output_ids):
+            self._announce(index)
+            return TokenDelta(index, first, ids, logprobs)
+        return TokenDelta(index, first, ids, logprobs, choice.finish_reason)
 
     # --- for the job ---------------------------------------------------------------------------------
 
@@ -118,7 +136,7 @@ class Output:
         last_position = delta.first_position + len(delta.entries) - 1
         if delta.first_position < 1 or known < 0 or last_position > self._num_prompt_logprobs:
             return False
-        self._prompt_logprobs += [logprobs_from_proto(entry) for entry in delta.entries[known:]]
+        self._prompt_logprobs.extend(delta.entries[known:])
         return True
 
     @property
@@ -142,7 +160,7 @@ class Output:
         known = len(choice.output_ids) - delta.first_index
         fresh = delta.token_ids[known:]
         choice.output_ids += fresh
-        choice.logprobs += [logprobs_from_proto(entry) for entry in delta.logprobs[known:]]
+        choice.logprobs += delta.logprobs[known:]
         choice.finish_reason = finish_from_proto(delta.finish_reason)
         if fresh or choice.ended:
             self._announce(delta.choice)

@@ -4,13 +4,14 @@ Thoughts are `reasoning_content`, in messages and in deltas.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.text.tokenizer import Tokenizer
-from gateway.chat.answer import ChatAnswer, ChatDelta, WholeMessage
+from gateway.chat.answer import ChatAnswer, ChatDelta, ChatFinish, WholeMessage
 from gateway.chat.parts import Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
 from gateway.completion import ChoiceDelta, Usage
-from gateway.http.formats import Envelope, Json, WholeChoice
+from gateway.http.formats import Envelope, Json
+from gateway.http.json_body import JsonList, json_list
 from gateway.http.logprobs import chat_logprobs
 from gateway.http.prompt_logprobs import prompt_logprobs_json
 
@@ -21,6 +22,17 @@ class PromptScores:
 
     prompt_ids: Sequence[int]
     count: int
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A choice of an answer in one piece, as far as it has come."""
+
+    message: WholeMessage = field(default_factory=WholeMessage)
+    #: Entries of `logprobs.content`.
+    logprobs: JsonList = field(default_factory=JsonList)
+    finish: ChatFinish | None = None
+    stop_reason: str | int | None = None
 
 
 class ChatFormat:
@@ -40,7 +52,10 @@ class ChatFormat:
         self._answer = answer
         self._logprobs = logprobs
         self._prompt_scores = prompt_scores
+        #: Choices of a stream that have got their role chunk.
         self._opened: set[int] = set()
+        self._choices: dict[int, _Choice] = {}
+        self._written_prompt_scores: JsonList | None = None
 
     @property
     def id(self) -> str:
@@ -52,7 +67,7 @@ class ChatFormat:
             yield self._chunk(index, {"role": "assistant", "content": ""})
         read = self._answer.read(index, delta)
         # All log probabilities go with the first chunk: which part a token belongs to need not be known.
-        logprobs = self._logprobs_json(read) if self._logprobs and read.tokens else None
+        logprobs = _logprobs_json(self._entries(read)) if self._logprobs and read.tokens else None
         deltas = [_part_json(part) for part in read.parts]
         if not deltas and logprobs is not None:
             deltas = [{"content": ""}]
@@ -65,16 +80,23 @@ class ChatFormat:
     def usage_chunk(self, usage: Usage) -> Json:
         return self._with_details(self._envelope.wrap([], usage))
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Json:
-        wrapped = [self._whole_choice(index, choice) for index, choice in enumerate(choices)]
-        body = self._with_details(self._envelope.wrap(wrapped, usage))
+    async def collect(self, index: int, delta: ChoiceDelta) -> None:
         scores = self._prompt_scores
-        if scores is None:
-            return body
-        values = choices[0].prompt_logprobs
-        return body | {
-            "prompt_logprobs": prompt_logprobs_json(self._tokenizer, scores.prompt_ids, values, scores.count)
-        }
+        if scores is not None and self._written_prompt_scores is None:
+            parts = prompt_logprobs_json(self._tokenizer, scores.prompt_ids, delta.prompt_logprobs, scores.count)
+            self._written_prompt_scores = await json_list(parts)
+        choice = self._choices.setdefault(index, _Choice())
+        read = self._answer.read(index, delta)
+        for part in read.parts:
+            choice.message.add(part)
+        if self._logprobs:
+            choice.logprobs.extend(self._entries(read))
+        choice.finish, choice.stop_reason = read.finish, read.stop_reason
+
+    def whole(self, usage: Usage) -> Json:
+        choices = [self._whole_choice(index, choice) for index, choice in sorted(self._choices.items())]
+        body = self._with_details(self._envelope.wrap(choices, usage))
+        return body if self._prompt_scores is None else body | {"prompt_logprobs": self._written_prompt_scores}
 
     def _chunk(
         self,
@@ -94,18 +116,16 @@ class ChatFormat:
         }
         return self._envelope.wrap([choice])
 
-    def _whole_choice(self, index: int, choice: WholeChoice) -> Json:
-        whole = ChoiceDelta(index, choice.text, tuple(choice.tokens), choice.finish_reason)
-        read = self._answer.read(index, whole)
+    def _whole_choice(self, index: int, choice: _Choice) -> Json:
         return {
             "index": index,
-            "message": _message_json(WholeMessage.of(read.parts)),
-            "logprobs": self._logprobs_json(read) if self._logprobs else None,
-            "finish_reason": None if read.finish is None else read.finish.value,
+            "message": _message_json(choice.message),
+            "logprobs": _logprobs_json(choice.logprobs) if self._logprobs else None,
+            "finish_reason": None if choice.finish is None else choice.finish.value,
             "stop_reason": choice.stop_reason,
         }
 
-    def _logprobs_json(self, read: ChatDelta) -> Json:
+    def _entries(self, read: ChatDelta) -> list[Json]:
         return chat_logprobs(self._tokenizer, read.tokens)
 
     def _with_details(self, body: Json) -> Json:
@@ -128,15 +148,20 @@ def _part_json(part: Part) -> Json:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
+def _logprobs_json(entries: list[Json] | JsonList) -> Json:
+    return {"content": entries, "refusal": None}
+
+
 def _message_json(message: WholeMessage) -> Json:
     """`content` is null if there are calls or thoughts, but no words; what there is none of is left out."""
-    content = None if (message.calls or message.reasoning) and not message.text else message.text
+    text, reasoning, calls = message.text, message.reasoning, message.calls
+    content = None if (calls or reasoning) and not text else text
     body: Json = {"role": "assistant", "content": content, "refusal": None}
-    if message.reasoning:
-        body["reasoning_content"] = message.reasoning
-    if message.calls:
+    if reasoning:
+        body["reasoning_content"] = reasoning
+    if calls:
         body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.calls
+            for call in calls
         ]
     return body

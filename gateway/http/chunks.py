@@ -1,12 +1,13 @@
 """Writes answers of chat and completions: a stream of chunks that `[DONE]` ends, or all choices at once."""
 
+from collections.abc import Iterator, Sequence
+
 from gateway.answer import Answer
 from gateway.completion import ChoiceDelta
 from gateway.http.errors import error_body
 from gateway.http.events import event
-from gateway.http.formats import AnswerFormat, Json, StreamMode, WholeChoice, usage_json
-from gateway.http.json_body import json_body
-from gateway.off_loop import off_loop
+from gateway.http.formats import AnswerFormat, Json, StreamMode, usage_json
+from gateway.http.json_body import json_paced
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -18,31 +19,26 @@ class ChunkWriter:
         self._format = format_
         self._mode = mode
 
-    def begin(self) -> bytes:
-        return b""
+    def begin(self) -> Iterator[bytes]:
+        return iter(())
 
-    def delta(self, index: int, delta: ChoiceDelta, answer: Answer) -> bytes:
-        return b"".join(self._event(chunk, answer) for chunk in self._format.chunks(index, delta))
+    def delta(self, index: int, delta: ChoiceDelta, answer: Answer) -> Iterator[bytes]:
+        return (self._event(chunk, answer) for chunk in self._format.chunks(index, delta))
 
     def _event(self, chunk: Json, answer: Answer) -> bytes:
         if self._mode.continuous_usage:
             chunk |= {"usage": usage_json(answer.usage)}
         return event(chunk)
 
-    async def end(self, answer: Answer) -> bytes:
-        if not self._mode.include_usage:
-            return _DONE
-        return event(self._format.usage_chunk(answer.usage)) + _DONE
+    async def end(self, answer: Answer) -> Iterator[bytes]:
+        usage = event(self._format.usage_chunk(answer.usage)) if self._mode.include_usage else b""
+        return iter((usage + _DONE,))
 
-    async def failure(self, error: Exception) -> bytes:
+    async def failure(self, error: Exception) -> Iterator[bytes]:
         """No `[DONE]` follows: the answer is not complete."""
-        return event(error_body(error))
+        return iter((event(error_body(error)),))
 
-    async def whole(self, answer: Answer) -> bytes:
-        choices = [WholeChoice() for _ in range(answer.num_choices)]
+    async def whole(self, answer: Answer) -> Sequence[bytes]:
         async for index, delta in answer:
-            choices[index].add(delta)
-        return await off_loop(
-            lambda: json_body(self._format.whole(choices, answer.usage)),
-            sum(choice.num_scores for choice in choices),
-        )
+            await self._format.collect(index, delta)
+        return await json_paced(self._format.whole(answer.usage))

@@ -13,6 +13,7 @@ from gateway.http.prompt_logprobs import refuse_streamed
 from gateway.http.refused import refuse_unsupported
 from gateway.http.schemas import CompletionBody
 from gateway.http.structured_fields import checked_grammar
+from gateway.off_loop import off_loop
 from gateway.options import GenerationOptions
 from gateway.prompts import text_ids
 from gateway.serving import ServingModel
@@ -32,7 +33,7 @@ async def completion_call(body: CompletionBody, model: ServingModel, limits: Ser
     prompt_ids = [await _prompt_ids(prompt, model, limits) for prompt in prompts]
     shape = CompletionShape(
         prompt_ids,
-        [_echo(body, model, prompt, ids) for prompt, ids in zip(prompts, prompt_ids, strict=True)],
+        [await _echo(body, model, prompt, ids) for prompt, ids in zip(prompts, prompt_ids, strict=True)],
         n=body.n or 1,
         best_of=options.n or 1,
         logprobs=body.logprobs,
@@ -100,7 +101,9 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
     return cast("list[str | list[int]]", prompt)
 
 
-def _echo(body: CompletionBody, model: ServingModel, prompt: str | list[int], ids: Sequence[int]) -> Echo | None:
+async def _echo(body: CompletionBody, model: ServingModel, prompt: str | list[int], ids: Sequence[int]) -> Echo | None:
     if not body.echo:
         return None
-    return plain_echo(model.tokenizer, prompt) if body.logprobs is None else aligned_echo(model.tokenizer, prompt, ids)
+    if body.logprobs is None:
+        return await off_loop(lambda: plain_echo(model.tokenizer, prompt), len(ids))
+    return await off_loop(lambda: aligned_echo(model.tokenizer, prompt, ids), len(ids))

@@ -2,12 +2,12 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from common.sampling import FinishReason, TokenLogprobs
-from gateway.completion import ChoiceDelta, TextToken, Usage
+from common.sampling import FinishReason
+from gateway.completion import ChoiceDelta, Usage
 
 Json = dict[str, Any]
 
@@ -23,44 +23,24 @@ class StreamMode:
     continuous_usage: bool = False
 
 
-@dataclass(slots=True)
-class WholeChoice:
-    """A choice collected for an answer in one piece."""
-
-    text: str = ""
-    tokens: list[TextToken] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    #: If asked for: those of the prompt's tokens from the second on.
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
-    stop_reason: str | int | None = None
-
-    def add(self, delta: ChoiceDelta) -> None:
-        self.text += delta.text
-        self.tokens += delta.tokens
-        self.finish_reason = delta.finish_reason
-        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
-        self.stop_reason = delta.stop_reason
-
-    @property
-    def num_scores(self) -> int:
-        """Log probabilities in it: what most of the work on a long answer is spent on."""
-        rows = [token.logprobs for token in self.tokens if token.logprobs is not None]
-        return sum(len(row) * (1 + len(row[0].top)) for row in (rows, self.prompt_logprobs) if row)
-
-
 class AnswerFormat(Protocol):
     """Turns deltas into the JSON of one API. One object per request."""
 
-    def chunks(self, index: int, delta: ChoiceDelta) -> Iterable[Json]:
-        """Stream chunks of one delta, in order; none if it holds nothing that the client asked for."""
+    def chunks(self, index: int, delta: ChoiceDelta) -> Iterator[Json]:
+        """Stream chunks of one delta, in order, each made when it is taken; none if the delta holds nothing that the
+        client asked for."""
         ...
 
     def usage_chunk(self, usage: Usage) -> Json:
         """The chunk without choices that ends a stream if the client asked for it."""
         ...
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Json:
-        """The answer in one piece."""
+    async def collect(self, index: int, delta: ChoiceDelta) -> None:
+        """Take in a delta of an answer in one piece; what can be written of it is written now."""
+        ...
+
+    def whole(self, usage: Usage) -> Json:
+        """The answer in one piece, of all deltas that were collected; long lists are `JsonList`s."""
         ...
 
 

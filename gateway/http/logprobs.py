@@ -5,13 +5,14 @@ is only a part of a character is written `bytes:\xNN...`; chat entries have its 
 minus infinity is written as -9999, as vLLM does.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from common.sampling import Candidate, TokenLogprobs
 from common.text.tokenizer import Tokenizer
 from gateway.completion import TextToken
 from gateway.http.echo import Echo
+from gateway.pace import rows_per_part
 
 _LOWEST = -9999.0
 
@@ -23,9 +24,9 @@ def finite(logprob: float) -> float:
     return max(min(logprob, 0.0), _LOWEST) if logprob == logprob else _LOWEST
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TextToken]) -> Json:
-    """`logprobs` of a chat choice."""
-    return {"content": [_chat_entry(tokenizer, token) for token in tokens], "refusal": None}
+def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TextToken]) -> list[Json]:
+    """One entry for each token, as chat choices (`logprobs.content`) and responses hold them."""
+    return [_chat_entry(tokenizer, token) for token in tokens]
 
 
 def _chat_entry(tokenizer: Tokenizer, token: TextToken) -> Json:
@@ -56,25 +57,40 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TextToken], first
     }
 
 
-def echo_logprobs(tokenizer: Tokenizer, echo: Echo, scores: Sequence[TokenLogprobs], count: int) -> Json:
-    """The same of an echoed prompt's tokens; the first one, which nothing precedes, has null.
+def echo_logprobs(
+    tokenizer: Tokenizer, echo: Echo, scores: Sequence[TokenLogprobs], count: int
+) -> Iterator[tuple[str, Json]]:
+    """The same of an echoed prompt with its text, in parts that follow each other.
+
+    The first token, which nothing precedes, has null.
 
     Args:
         scores: of the prompt's tokens from the second on.
         count: how many of the most likely ones to show; `scores` may hold more.
     """
-    assert len(scores) == len(echo.token_ids) - 1, f"{len(scores)} scores for {len(echo.token_ids)} prompt tokens"
-    return {
-        "tokens": [tokenizer.token_text(token_id) for token_id in echo.token_ids],
-        "token_logprobs": [None, *(finite(score.chosen.logprob) for score in scores)],
-        "top_logprobs": [None, *(_top_by_text(tokenizer, score, count) for score in scores)],
-        "text_offset": list(echo.offsets),
-    }
+    num_tokens = len(echo.token_ids)
+    assert len(scores) == num_tokens - 1, f"{len(scores)} scores for {num_tokens} prompt tokens"
+    each = rows_per_part(2 + count)
+    for start in range(0, num_tokens, each):
+        part = slice(start, start + each)
+        text_begin = echo.offsets[start] if start else 0
+        text_end = echo.offsets[start + each] if start + each < num_tokens else len(echo.text)
+        unscored = [None] if start == 0 else []
+        known = scores[max(0, start - 1) : start + each - 1]
+        yield (
+            echo.text[text_begin:text_end],
+            {
+                "tokens": [tokenizer.token_text(token_id) for token_id in echo.token_ids[part]],
+                "token_logprobs": [*unscored, *(finite(score.chosen.logprob) for score in known)],
+                "top_logprobs": [*unscored, *(_top_by_text(tokenizer, score, count) for score in known)],
+                "text_offset": list(echo.offsets[part]),
+            },
+        )
 
 
 def joined_logprobs(first: Json, second: Json) -> Json:
-    """Two `logprobs` of a completion, one after the other."""
-    return {name: [*first[name], *second[name]] for name in first}
+    """Two `logprobs` of a completion, one after the other; of lists or of `JsonList`s."""
+    return {name: first[name] + second[name] for name in first}
 
 
 def _known(token: TextToken) -> TokenLogprobs:

@@ -13,6 +13,7 @@ from common.errors import InvalidRequest
 from common.sampling import Candidate, TokenLogprobs
 from common.text.tokenizer import Tokenizer
 from gateway.http.logprobs import finite
+from gateway.pace import rows_per_part
 
 Json = dict[str, Any]
 
@@ -25,14 +26,18 @@ def refuse_streamed(prompt_logprobs: int | None, *, stream: bool | None) -> None
 
 def prompt_logprobs_json(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], scores: Sequence[TokenLogprobs], count: int
-) -> list[Json | None]:
-    """
+) -> Iterator[list[Json | None]]:
+    """The list, in parts.
+
     Args:
         scores: of the prompt's tokens from the second on.
         count: how many of the most likely ones to show; `scores` may hold more.
     """
     assert len(scores) == len(prompt_ids) - 1, f"{len(scores)} scores for {len(prompt_ids)} prompt tokens"
-    return [None, *(dict(_entries(tokenizer, score, count)) for score in scores)]
+    yield [None]
+    each = rows_per_part(1 + count)
+    for start in range(0, len(scores), each):
+        yield [dict(_entries(tokenizer, score, count)) for score in scores[start : start + each]]
 
 
 def _entries(tokenizer: Tokenizer, score: TokenLogprobs, count: int) -> Iterator[tuple[str, Json]]:

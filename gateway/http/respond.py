@@ -6,7 +6,7 @@ streams; what goes wrong later is the stream's last event.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -49,7 +49,8 @@ class GenerationResponse(Response):
         self._writer = writer
         self._record = record
         self._wants_stream = stream
-        self._streaming = False
+        #: The status line is out.
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         complete = asyncio.Event()
@@ -63,7 +64,7 @@ class GenerationResponse(Response):
             await _while_connected(receive, complete, self._answer(scope, receive, noting_send))
         except Cancelled:
             self._record.finish(str(CLIENT_CLOSED_REQUEST))
-            if not self._streaming:
+            if not self._begun:
                 raise
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,19 +74,27 @@ class GenerationResponse(Response):
             if self._wants_stream:
                 await self._stream(answer, send)
             else:
-                response = Response(await self._writer.whole(answer), media_type="application/json")
-                await response(scope, receive, send)
+                await self._whole(await self._writer.whole(answer), send)
         finally:
             await answer.aclose()
 
+    async def _whole(self, pieces: Sequence[bytes], send: Send) -> None:
+        length = str(sum(map(len, pieces))).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        self._begun = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            await self._write(send, iter(pieces), last=True)
+        except TimeoutError:
+            self._cut()
+
     async def _stream(self, answer: Answer, send: Send) -> None:
-        self._streaming = True
+        self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             await self._send_events(answer, send)
         except TimeoutError:
-            LOG.warning("request %s: client read nothing for too long; stream cut", self._record.request_id)
-            self._record.finish(str(CLIENT_CLOSED_REQUEST))
+            self._cut()
         except Exception as error:  # the status line is out: the client hears of it in the stream
             if not isinstance(error, TandemError):
                 LOG.exception("request %s failed in mid-stream", self._record.request_id)
@@ -93,18 +102,33 @@ class GenerationResponse(Response):
             await self._write(send, await self._writer.failure(error), last=True)
 
     async def _send_events(self, answer: Answer, send: Send) -> None:
-        if first := self._writer.begin():
-            await self._write(send, first)
+        await self._write(send, self._writer.begin())
         async with aclosing(answer.__aiter__()) as deltas:
             async for index, delta in deltas:
-                if events := self._writer.delta(index, delta, answer):
-                    await self._write(send, events)
+                await self._write(send, self._writer.delta(index, delta, answer))
         await self._write(send, await self._writer.end(answer), last=True)
 
-    async def _write(self, send: Send, events: bytes, *, last: bool = False) -> None:
-        """Waits while the client's socket is full, so that nothing piles up here. Raises TimeoutError."""
-        async with asyncio.timeout(self._services.options.write_timeout):
-            await send({"type": "http.response.body", "body": events, "more_body": not last})
+    async def _write(self, send: Send, pieces: Iterator[bytes], *, last: bool = False) -> None:
+        """Waits while the client's socket is full, so that nothing piles up here. Raises TimeoutError.
+
+        Args:
+            last: nothing follows these pieces, which are one at least. The last one says so itself: a client that has
+                it may leave.
+        """
+        piece = next(pieces, None)
+        while piece is not None:
+            following = next(pieces, None)
+            more = not last or following is not None
+            async with asyncio.timeout(self._services.options.write_timeout):
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
+            piece = following
+            if piece is not None:
+                # A socket that takes all at once would keep the loop from everything else.
+                await asyncio.sleep(0)
+
+    def _cut(self) -> None:
+        LOG.warning("request %s: client read nothing for too long; answer cut", self._record.request_id)
+        self._record.finish(str(CLIENT_CLOSED_REQUEST))
 
 
 async def _while_connected(receive: Receive, complete: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

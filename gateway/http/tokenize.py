@@ -3,12 +3,14 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from common.errors import InvalidRequest
 from gateway.generation import ServingLimits
 from gateway.http.body import read_body
 from gateway.http.chat_input import chat_input
 from gateway.http.formats import Json
+from gateway.http.json_body import json_bytes
 from gateway.http.limits import Bounded
 from gateway.http.refused import refuse_unsupported
 from gateway.http.schemas import Body, ChatBody, Messages
@@ -41,19 +43,20 @@ def tokenize_router(services: HttpServices) -> APIRouter:
     model, options = services.model, services.options
     limits = services.dispatcher.limits
 
-    @router.post("/tokenize", openapi_extra=_body(TokenizeBody))
-    async def tokenize_(request: Request) -> Json:
+    @router.post("/tokenize", openapi_extra=_body(TokenizeBody), response_class=Response)
+    async def tokenize_(request: Request) -> Response:
         body = await read_body(
             request, TokenizeBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
         )
         model.check_name(body.model)
         ids = await _ids(body, model, limits())
-        return {
+        answer = {
             "count": len(ids),
             "max_model_len": limits().max_request_tokens,
             "tokens": ids,
             "token_strs": await _pieces(model, ids) if body.return_token_strs else None,
         }
+        return Response(await json_bytes(answer), media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=_body(DetokenizeBody))
     async def detokenize_(request: Request) -> Json:

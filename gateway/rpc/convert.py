@@ -10,14 +10,13 @@ from common.text.tokenizer import Tokenizer
 from gateway.completion import ChoiceDelta, TextToken, Usage
 from gateway.generation import GenerationStats, RequestClass
 from gateway.options import GenerationOptions
+from gateway.pace import rows_per_part
 
 _FINISH = {
     None: generation_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
 }
-#: Candidates in one message of prompt scores, some 40 bytes each; more would hold up the event loop.
-_CANDIDATES = 5000
 _OPTIONAL_FIELDS = (
     "temperature",
     "top_p",
@@ -94,12 +93,12 @@ def tokens_to_proto(tokenizer: Tokenizer, tokens: Sequence[TextToken]) -> dict[s
 def prompt_to_proto(
     tokenizer: Tokenizer, scores: Sequence[TokenLogprobs], count: int
 ) -> Iterator[inference_pb2.PromptScores]:
-    """One message at least, each far below the 4 MiB that clients take unless they say otherwise.
+    """One message at least, each of bounded work and far below the 4 MiB that clients take unless they say otherwise.
 
     Args:
         count: how many of the most likely ones to show; `scores` may hold more.
     """
-    each = _CANDIDATES // (count + 1)
+    each = rows_per_part(count + 1)
     for start in range(0, max(len(scores), 1), each):
         part = scores[start : start + each]
         yield inference_pb2.PromptScores(logprobs=[_logprobs(tokenizer, score, count) for score in part])

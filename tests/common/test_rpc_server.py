@@ -1,6 +1,7 @@
 """The server and channel factories."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import grpc
@@ -61,13 +62,32 @@ async def test_reflection_lists_the_services() -> None:
         await server.stop(0)
 
 
-async def test_a_port_in_use_is_a_config_error() -> None:
+async def test_a_port_in_use_is_a_config_error(capfd: pytest.CaptureFixture[str]) -> None:
     async with serving(lambda server: None) as address:
         second = RpcServer()
-        with pytest.raises(ConfigError) as caught:
-            await second.start("127.0.0.1", int(address.rpartition(":")[2]), ())
-        assert caught.value.field == "port"
+        with pytest.raises(ConfigError, match="already in use") as caught:
+            await second.start("127.0.0.1", int(address.rpartition(":")[2]), (), option="--grpc-port")
+        assert caught.value.field == "--grpc-port"
+        assert capfd.readouterr() == ("", ""), "gRPC itself has nothing to add"
         await second.stop(0)
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_ipv6() -> None:
+    server = RpcServer()
+    port = await server.start("::1", 0, ())
+    with pytest.raises(ConfigError, match="already in use"):
+        await RpcServer().start("::1", port, ())
+    await server.stop(0)
 
 
 async def test_long_messages_pass_and_the_limit_may_be_lowered() -> None:

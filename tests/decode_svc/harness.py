@@ -91,6 +91,9 @@ class Remote:
     """A prompt that a prefill worker was asked for, as that worker sees it."""
 
     run: RunOut
+    #: Prompt tokens that it had in its cache, and computed before it was told to stop.
+    cached: int = 0
+    computed: int = 0
     landed: int = 0
     #: Prompt tokens whose log probabilities were sent.
     scored: int = 0
@@ -187,7 +190,8 @@ class DecodeHarness:
         run = remote.run
         remote.first_sent = True
         tokens = first_tokens(run.prompt_ids, run.params, run.first_choices, self.grammar_of(remote))
-        self.engine.handle(FirstArrived(run.transfer_id, tokens))
+        remote.computed = len(run.prompt_ids) - remote.cached
+        self.engine.handle(FirstArrived(run.transfer_id, tokens, remote.cached))
 
     def grammar_of(self, remote: Remote) -> Grammar | None:
         """What the prefill worker makes of what it was sent."""
@@ -205,7 +209,9 @@ class DecodeHarness:
 
     def send_terminal(self, remote: Remote, *, ok: bool) -> None:
         remote.over = True
-        self.engine.handle(PrefillEnded(remote.run.transfer_id, ok, "", cached_tokens=1, computed_tokens=2))
+        if ok:
+            remote.computed = len(remote.run.prompt_ids) - remote.cached
+        self.engine.handle(PrefillEnded(remote.run.transfer_id, ok, "", remote.cached, remote.computed))
         if ok:
             self.transfer.seal(remote.run.transfer_id, 1, 1)
 
@@ -272,6 +278,7 @@ class DecodeHarness:
         assert delta.choice not in told.reasons, f"token after the end of choice {delta.choice}"
         assert not told.request.choices[delta.choice].finished, f"token for choice {delta.choice}, finished before"
         assert delta.choice not in told.cancelled_choices, f"token for cancelled choice {delta.choice}"
+        assert delta.computed_tokens > 0, f"{delta} of a prompt that nobody computed"
         tokens += [token.token_id for token in delta.tokens]
         told.sampled[delta.choice] += delta.tokens
         if delta.finish_reason is not None:
@@ -310,6 +317,9 @@ class DecodeHarness:
             assert told.cancelled, f"{request.request_id} was never cancelled"
         assert told.scores == told.scores_wanted[: len(told.scores)], f"scores of {request}: {told.scores}"
         assert finished.output_tokens == sum(len(tokens) for tokens in told.tokens), finished
+        assert finished.timings.computed_tokens <= len(request.prompt_ids), finished
+        if any(told.sampled):
+            assert finished.timings.computed_tokens > 0, "tokens are drawn from logits of the prompt's last token"
         for index, tokens in enumerate(told.tokens):
             if request.choices[index].finished:
                 continue

@@ -178,6 +178,7 @@ class TestRemotePrefill:
         harness.step()
         run = only_remote(harness).run
         assert (run.first_token, run.first_choices, run.target, run.traceparent) == (8, (0,), P1, "tp")
+        only_remote(harness).cached = 4
         harness.land(only_remote(harness), 100)
         harness.send_first(only_remote(harness))
         assert told.tokens[0] and harness.runner.calls == []
@@ -185,7 +186,7 @@ class TestRemotePrefill:
         harness.finish()
         assert told.finished is not None
         timings = told.finished.timings
-        assert (timings.prefill_worker, timings.prefill_cached_tokens, timings.computed_tokens) == ("p1", 1, 2)
+        assert (timings.prefill_worker, timings.prefill_cached_tokens, timings.computed_tokens) == ("p1", 4, 13)
         assert (timings.transfer_messages, timings.transfer_bytes) == (9, 9 * 64)
         # Only what was decoded: the last output token is never computed.
         assert [len(c.token_ids) for call in harness.runner.calls for c in call] == [1] * (len(told.tokens[0]) - 1)
@@ -218,6 +219,70 @@ class TestRemotePrefill:
         assert told.finished is not None
         timings = told.finished.timings
         assert (timings.prefill_worker, timings.prefill_cached_tokens, timings.computed_tokens) == ("decode-0", 0, 17)
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_what_was_computed_for_an_attempt_that_was_given_up_is_not_cached(self, late: bool) -> None:
+        """Its blocks were wanted before any first token; asked again, the worker finds its own work in its cache."""
+        harness = DecodeHarness(peers=["p1:1"])
+        told = harness.submit(request(length=17, prefill_targets=(P1,)))
+        harness.step()
+        first = only_remote(harness)
+        first.cached, first.computed = 4, 8
+        harness.engine._give_up(harness.engine._jobs[told.request.key].prompt)
+        if not late:
+            harness.send_terminal(first, ok=False)
+        harness.pass_events()
+        harness.step()
+        if late:
+            harness.send_terminal(first, ok=False)
+        again = list(harness.remotes.values())[-1]
+        again.cached = 12
+        harness.finish()
+        assert told.finished is not None
+        timings = told.finished.timings
+        assert (timings.prefill_worker, timings.prefill_cached_tokens, timings.computed_tokens) == ("p1", 12, 13)
+
+    @pytest.mark.parametrize(
+        ("first", "second", "computed"),
+        [
+            ((0, 8), (12, 5), 13),  # what lies between was cached for the second and not computed by the first
+            ((8, 9), (4, 13), 13),
+            ((4, 13), (8, 9), 13),
+            ((0, 0), (16, 1), 1),  # lost without a word
+        ],
+    )
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_what_two_workers_computed_counts_once(
+        self, first: tuple[int, int], second: tuple[int, int], computed: int, n: int
+    ) -> None:
+        harness = DecodeHarness(peers=["p1:1", "p2:1"])
+        told = harness.submit(request(length=17, n=n, prefill_targets=(P1, P2)))
+        harness.step()
+        lost = only_remote(harness)
+        lost.cached, lost.computed = first
+        if sum(first) == 17:
+            harness.send_first(lost)
+        harness.send_terminal(lost, ok=False)
+        harness.pass_events()
+        harness.step()
+        taking_over = list(harness.remotes.values())[-1]
+        taking_over.cached, taking_over.computed = second
+        harness.finish()
+        assert told.finished is not None and told.finished.timings.prefill_worker == "p2"
+        assert told.finished.timings.computed_tokens == computed
+
+    def test_what_a_preempted_choice_computes_again_is_not_cached(self) -> None:
+        harness = DecodeHarness(num_blocks=8, block_size=4, max_request_tokens=30, peers=["p1:1"])
+        params = SamplingParams(max_tokens=18, ignore_eos=True, seed=1)
+        for index in range(3):
+            harness.submit(request(f"r{index}", prompt_ids=prompt(6, index), params=params, prefill_targets=(P1,)))
+        harness.step()
+        for remote in harness.remotes.values():
+            remote.cached = 4
+        harness.finish()
+        timings = [told.finished.timings for told in harness.told.values() if told.finished is not None]
+        assert timings[0].computed_tokens == 2
+        assert any(figures.preemptions and figures.computed_tokens == 6 for figures in timings)
 
     def test_a_worker_that_had_more_than_the_prompt_is_not_believed(self) -> None:
         harness = DecodeHarness(peers=["p1:1"])

@@ -194,7 +194,11 @@ def gateway() -> Iterator[str]:
             if count > 3:
                 self._answer({"error": {"message": "too many messages"}}, 400)
                 return
-            pieces = [{"choices": [{"delta": {"content": text}}]} for text in ("Hi", f" there {count}")]
+            options = {name: sent[name] for name in sent if name not in ("model", "messages", "stream")}
+            texts = (
+                ("Hi", f" there {count}") if sent["messages"][-1]["content"] != "options" else (json.dumps(options),)
+            )
+            pieces = [{"choices": [{"delta": {"content": text}}]} for text in texts]
             lines = [*map(json.dumps, pieces), "[DONE]"]
             self._write("".join(f"data: {line}\n\n" for line in lines).encode())
 
@@ -252,6 +256,20 @@ def test_chat_keeps_the_conversation_until_reset(gateway: str) -> None:
     assert answers == ["Hi there 1", "Hi there 3", "Hi there 1"]
     assert "error: too many messages" in done.stderr
     assert "never" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((), {"max_tokens": 512, "temperature": 0.6, "top_p": 0.95}),
+        (("--temperature", "0", "--max-tokens", "7"), {"max_tokens": 7, "temperature": 0.0, "top_p": 0.95}),
+        (("--server-sampling", "--temperature", "1"), {"max_tokens": 512}),
+    ],
+)
+def test_how_chat_draws(gateway: str, arguments: tuple[str, ...], options: dict[str, float]) -> None:
+    done = CliRunner().invoke(chat, ["--url", gateway, *arguments], input="options\n/quit\n", catch_exceptions=False)
+    (answer,) = [line.lstrip("> ") for line in done.stdout.splitlines() if "max_tokens" in line]
+    assert json.loads(answer) == options
 
 
 def test_the_readme_names_only_options_that_there_are() -> None:

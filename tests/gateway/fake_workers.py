@@ -52,9 +52,12 @@ class Run:
     #: Tokens of each choice so far, those of earlier attempts included.
     counts: list[int] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
+    #: Prompt tokens that it says were computed.
+    computed_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.counts = [len(choice.output_ids) for choice in self.submit.choices]
+        self.computed_tokens = max(1, len(self.submit.prompt_ids) - 3)
         self.ended = {index for index, choice in enumerate(self.submit.choices) if choice.finished}
 
     @property
@@ -83,6 +86,7 @@ class Run:
             token_ids=ids,
             logprobs=[TokenLogprobs(chosen=Candidate(token_id=i, logprob=-0.5)) for i in ids] if wants_logprobs else [],
             finish_reason=FINISH_REASON_LENGTH if last else None,
+            computed_tokens=self.computed_tokens,
             **self.key,
         )
 
@@ -120,7 +124,7 @@ class Run:
         stats = RequestStats(
             prompt_tokens=prompt,
             output_tokens=sum(self.counts),
-            computed_tokens=max(1, prompt - 3),
+            computed_tokens=self.computed_tokens,
             transfer_bytes=4096,
             transfer_messages=2,
             transfer_seconds=0.5,

@@ -48,6 +48,29 @@ async def test_killed_decode_worker_is_replaced_in_mid_stream() -> None:
         await parts.grants_returned()
 
 
+@pytest.mark.parametrize(("lost", "taking_over", "cached"), [(9, 2, 1), (2, 9, 1), (0, 4, 6), (10, 0, 0)])
+async def test_what_a_lost_worker_had_computed_is_not_cached(lost: int, taking_over: int, cached: int) -> None:
+    """The next one finds it in the cache of the prefill worker that both asked."""
+    first, second = (FakeWorker(worker_id=f"decode-{index}", behave=silent) for index in range(2))
+    async with rig(first, second) as parts:
+        generation = await parts.dispatcher.submit(request(prompt=range(10), max_tokens=4))
+        run = await first.submitted.get()
+        run.computed_tokens = lost
+        run.tokens(2)
+        seen = await read(generation, 2)
+        await first.crash()
+        run = await second.submitted.get()
+        run.computed_tokens = taking_over
+        run.tokens(2)
+        run.finish()
+        seen += await collect(generation)
+        assert tokens_of(seen) == expected(4, 0)
+        assert generation.stats is not None
+        assert generation.stats.cached_tokens == cached
+        assert generation.stats.details["computed_tokens"] == 10 - cached
+        parts.assert_clean()
+
+
 async def test_ended_choices_are_not_replayed() -> None:
     first, second = FakeWorker(worker_id="decode-0", behave=silent), FakeWorker(worker_id="decode-1")
     async with rig(first, second) as parts:

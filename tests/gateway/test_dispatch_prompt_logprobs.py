@@ -38,12 +38,12 @@ async def test_they_are_whole_when_the_first_delta_comes() -> None:
         run.score(3)
         run.tokens(1)
         seen = [await first_delta(generation)]
-        assert generation.prompt_logprobs == WHOLE
+        assert list(generation.prompt_logprobs) == WHOLE
         run.tokens(3)
         run.finish()
         seen += await collect(generation)
         assert tokens_of(seen, 1) == [token(1, index) for index in range(4)]
-        assert generation.prompt_logprobs == WHOLE
+        assert list(generation.prompt_logprobs) == WHOLE
         parts.assert_clean()
 
 
@@ -53,7 +53,7 @@ async def test_where_none_are_to_come_none_are_asked_for(prompt: tuple[int, ...]
     async with rig(worker) as parts:
         generation = await parts.dispatcher.submit(request(prompt=prompt, prompt_logprobs=asked))
         assert tokens_of(await collect(generation)) == [token(0, index) for index in range(4)]
-        assert generation.prompt_logprobs == []
+        assert list(generation.prompt_logprobs) == []
         assert not worker.runs[0].submit.sampling.HasField("prompt_logprobs")
 
 
@@ -67,7 +67,7 @@ async def test_a_replay_asks_for_those_that_are_not_complete_again() -> None:
         await first.crash()
         assert tokens_of(await collect(generation)) == [token(0, index) for index in range(4)]
         assert second.runs[0].submit.sampling.prompt_logprobs == 2
-        assert generation.prompt_logprobs == WHOLE
+        assert list(generation.prompt_logprobs) == WHOLE
         parts.assert_clean()
 
 
@@ -86,7 +86,7 @@ async def test_a_replay_does_not_ask_for_what_is_complete(count: int) -> None:
         replay = second.runs[0].submit
         assert not replay.sampling.HasField("prompt_logprobs")
         assert [len(choice.output_ids) for choice in replay.choices] == [count]
-        assert generation.prompt_logprobs == WHOLE
+        assert list(generation.prompt_logprobs) == WHOLE
 
 
 def gap(run: Run) -> None:
@@ -116,7 +116,7 @@ async def test_a_breach_of_the_protocol_is_a_failed_attempt(breach: Callable[[Ru
         run = await first.submitted.get()
         breach(run)
         assert tokens_of(await collect(generation)) == [token(0, index) for index in range(4)]
-        assert generation.prompt_logprobs == WHOLE
+        assert list(generation.prompt_logprobs) == WHOLE
         await asyncio.wait_for(run.cancelled.wait(), 10)
         assert len(second.runs) == 1
         parts.assert_clean()
@@ -128,7 +128,7 @@ async def test_what_nobody_asked_for_is_a_breach_too() -> None:
         generation = await parts.dispatcher.submit(request(prompt=PROMPT))
         (await first.submitted.get()).score()
         assert tokens_of(await collect(generation)) == [token(0, index) for index in range(4)]
-        assert generation.prompt_logprobs == []
+        assert list(generation.prompt_logprobs) == []
 
 
 async def test_stale_ones_are_dropped() -> None:
@@ -143,7 +143,7 @@ async def test_stale_ones_are_dropped() -> None:
         run.tokens(4)
         run.finish()
         await collect(generation)
-        assert generation.prompt_logprobs == WHOLE
+        assert list(generation.prompt_logprobs) == WHOLE
 
 
 async def test_closing_in_the_middle_holds_nothing() -> None:

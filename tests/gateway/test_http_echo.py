@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from common.sampling import Candidate, FinishReason, TokenLogprobs
 from common.text.tokenizer import Tokenizer
-from gateway.completion import Usage
+from gateway.completion import ChoiceDelta, Usage
 from gateway.generation import GenerationRequest, TokenDelta
 from gateway.http.completion_format import MAX_PROMPT_SCORES, CompletionFormat, CompletionShape
 from gateway.http.echo import aligned_echo, plain_echo
-from gateway.http.formats import WholeChoice
+from gateway.http.json_body import json_bytes
 from gateway.http.prompt_logprobs import prompt_logprobs_json
 from gateway.serving import ServingModel
 from tests.common.text.model_folders import byte_level_folder
@@ -171,14 +171,15 @@ def test_ranks_are_known_for_the_best_and_null_for_others(model: ServingModel) -
     top = (Candidate(8, -0.1), Candidate(7, -2.0), Candidate(9, float("-inf")))
     scores = [TokenLogprobs(Candidate(7, -2.0), top), TokenLogprobs(Candidate(20, -9.0), top)]
     for count, others in ((0, {}), (1, {"8": 1}), (3, {"8": 1, "7": 2, "9": 3})):
-        first, second, third = prompt_logprobs_json(model.tokenizer, [5, 7, 20], scores, count)
+        parts = prompt_logprobs_json(model.tokenizer, [5, 7, 20], scores, count)
+        first, second, third = (entry for part in parts for entry in part)
         assert first is None
         assert second is not None
         assert third is not None
         assert {key: value["rank"] for key, value in second.items()} == {"7": 2, **others}
         assert {key: value["rank"] for key, value in third.items()} == {"20": None, **others}
     assert second["9"]["logprob"] == -9999.0
-    assert prompt_logprobs_json(model.tokenizer, [5], [], 1) == [None]
+    assert list(prompt_logprobs_json(model.tokenizer, [5], [], 1)) == [[None]]
 
 
 TEXTS = st.text(st.sampled_from("ab é😀\n日<|im_end|>"), max_size=20)
@@ -303,12 +304,17 @@ async def test_more_scores_of_prompts_than_an_answer_may_hold_are_refused(
 
 async def test_choices_of_one_prompt_share_its_scores(model: ServingModel) -> None:
     ids = [5, 6, 7]
-    shape = CompletionShape([ids], [aligned_echo(model.tokenizer, ids, ids)], n=3, logprobs=1, prompt_logprobs=2)
+    echo = aligned_echo(model.tokenizer, ids, ids)
+    shape = CompletionShape([ids], [echo], n=3, best_of=3, logprobs=1, prompt_logprobs=2)
     scores = (TokenLogprobs(Candidate(6, -1.0), (Candidate(6, -1.0),)),) * 2
-    wholes = [WholeChoice("", [], FinishReason.LENGTH, scores) for _ in range(3)]
-    answer = CompletionFormat("m", model.tokenizer, shape).whole(wholes, Usage())
+    format_ = CompletionFormat("m", model.tokenizer, shape)
+    for index in range(3):
+        await format_.collect(index, ChoiceDelta(index, "", (), FinishReason.LENGTH, scores))
+    answer = format_.whole(Usage())
     first, *others = answer["choices"]
-    assert len(first["prompt_logprobs"]) == len(first["logprobs"]["tokens"]) == 3
     for other in others:
         assert other["prompt_logprobs"] is first["prompt_logprobs"]
+    first, *others = json.loads(await json_bytes(answer))["choices"]
+    assert len(first["prompt_logprobs"]) == len(first["logprobs"]["tokens"]) == 3
+    for other in others:
         assert other["logprobs"] == first["logprobs"]

@@ -177,13 +177,13 @@ def flood(request: GenerationRequest) -> Script:
     return [*(TokenDelta(0, 50 * i, tuple(ids)) for i in range(4000)), last]
 
 
-async def slow_reader(edge: Edge) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def slow_reader(edge: Edge, *, stream: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     client = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
     await asyncio.get_running_loop().sock_connect(client, (edge.host, edge.port))
     reader, writer = await asyncio.open_connection(sock=client, limit=1024)
-    content = json.dumps({"prompt": "x", "stream": True}).encode()
+    content = json.dumps({"prompt": "x", "stream": stream}).encode()
     head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     writer.write(head + content)
     return reader, writer
@@ -221,13 +221,14 @@ async def test_slow_reader_stops_the_pump_and_still_gets_everything(model: Servi
         await eventually(lambda: dispatcher.all_closed)
 
 
-async def test_reader_that_never_reads_is_cut(model: ServingModel) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_reader_that_never_reads_is_cut(model: ServingModel, stream: bool) -> None:
     dispatcher = FakeDispatcher(flood)
     async with serving(model, dispatcher, options=HttpOptions(write_timeout=0.2), send_buffer=4096) as (edge, _):
-        _, writer = await slow_reader(edge)
+        _, writer = await slow_reader(edge, stream=stream)
         await eventually(lambda: dispatcher.generations)
         await asyncio.wait_for(dispatcher.generations[0].closed.wait(), 10)
-        assert dispatcher.generations[0].yielded < 4001
+        assert not stream or dispatcher.generations[0].yielded < 4001
         await eventually(lambda: edge.sample("tandem_gateway_requests_total", route=TEXT, status="499") == 1.0)
         writer.close()
 

@@ -203,12 +203,15 @@ async def test_workers_from_the_registry_and_the_shared_queue(
         await announcer.withdraw()
 
 
-async def test_taken_port_is_a_config_error(folder: Path) -> None:
-    with bind("127.0.0.1", 0) as taken:
-        config = GatewayConfig(folder, MODEL, Address("127.0.0.1", taken.getsockname()[1]), LOOPBACK)
-        gateway = Gateway(config)
-        with pytest.raises(ConfigError, match="cannot listen"):
+@pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
+async def test_taken_port_is_a_config_error(folder: Path, option: str) -> None:
+    with bind("127.0.0.1", 0) as listener:
+        taken = Address("127.0.0.1", listener.getsockname()[1])
+        http, grpc = (taken, LOOPBACK) if option == "--http-port" else (LOOPBACK, taken)
+        gateway = Gateway(GatewayConfig(folder, MODEL, http, grpc))
+        with pytest.raises(ConfigError, match=r"cannot listen .* already in use") as caught:
             await gateway.run()
+        assert caught.value.field == option
 
 
 # --- as a process ---------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.text.marks import PYTHON_TAG
-from gateway.chat.parts import AnswerParser, Part
+from gateway.chat.parts import AnswerParser
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node, const_string, optional, schema, sequence, tag, tags, triggered
+from gateway.chat.tools.call_parser import CallParser
 from gateway.chat.tools.format import call_json, new_call_id
-from gateway.chat.tools.open_call import OpenCall
-from gateway.chat.tools.reader import JsonCall, held_suffix
+from gateway.chat.tools.reader import JsonCall
 from gateway.chat.tools.writer import PartWriter
 
 _SEPARATOR = ";"
@@ -56,46 +56,24 @@ def _tag(tool: Tool, *, lead: str = "") -> Node:
     return tag(lead + _begin(tool), schema(tool.parameters), "}")
 
 
-class Llama3Parser:
-    """Where a call may begin, in a call, or in text; `_buffer` is what was not understood yet."""
+class Llama3Parser(CallParser):
+    """Where a call may begin, in a call, behind one, or in text."""
 
     def __init__(self, names: Collection[str], writer: PartWriter) -> None:
+        super().__init__(writer)
         self._names = names
-        self._writer = writer
-        self._buffer = ""
-        self._call: OpenCall | None = None
         #: A call may begin here.
         self._may_call = True
         #: Right behind a call, where a separator may stand.
         self._behind_call = False
-        #: Marks, separators and blanks that are text unless a call follows.
-        self._lead = ""
-
-    @property
-    def called_tools(self) -> bool:
-        return self._writer.num_calls > 0
-
-    def push(self, text: str) -> list[Part]:
-        self._buffer += text
-        while self._advance():
-            pass
-        return self._writer.take()
-
-    def finish(self) -> list[Part]:
-        if self._call is not None:
-            self._call.end()
-            self._settle(self._call)
-        self._writer.text(self._lead + self._buffer)
-        self._writer.finish()
-        return self._writer.take()
 
     def _advance(self) -> bool:
-        """Whether there is more to understand."""
-        if self._call is not None:
-            return self._read(self._call)
         if self._behind_call:
             return self._skip_separator()
-        return self._look_for_call() if self._may_call else self._look_for_mark()
+        if self._may_call:
+            return self._look_for_call()
+        self._may_call = self._find(PYTHON_TAG)
+        return self._may_call
 
     def _skip_separator(self) -> bool:
         self._buffer = self._buffer.lstrip()
@@ -107,42 +85,21 @@ class Llama3Parser:
         return True
 
     def _look_for_call(self) -> bool:
-        rest = self._buffer.lstrip()
-        self._lead += self._buffer[: len(self._buffer) - len(rest)]
-        self._buffer = rest
+        rest = self._skip_blanks()
         if len(rest) < len(PYTHON_TAG) and PYTHON_TAG.startswith(rest):
             return False
         if rest.startswith(PYTHON_TAG):
             self._lead, self._buffer = self._lead + PYTHON_TAG, rest[len(PYTHON_TAG) :]
         elif rest.startswith("{"):
-            reader = JsonCall(None if PYTHON_TAG in self._lead else self._names)
-            self._call = OpenCall(reader, self._writer, self._lead)
-            self._lead = ""
+            self._open(JsonCall(None if PYTHON_TAG in self._lead else self._names))
         else:
-            self._writer.text(self._lead)
-            self._lead, self._may_call = "", False
+            self._show_lead()
+            self._may_call = False
         return True
 
-    def _look_for_mark(self) -> bool:
-        before, mark, after = self._buffer.partition(PYTHON_TAG)
-        if mark:
-            self._writer.text(before)
-            self._buffer, self._lead, self._may_call = after, PYTHON_TAG, True
-            return True
-        shown = len(self._buffer) - held_suffix(self._buffer, PYTHON_TAG)
-        self._writer.text(self._buffer[:shown])
-        self._buffer = self._buffer[shown:]
-        return False
+    def _called(self) -> None:
+        self._behind_call = True
 
-    def _read(self, call: OpenCall) -> bool:
-        self._buffer = self._buffer[call.feed(self._buffer) :]
-        if call.over:
-            self._settle(call)
-        return call.over
-
-    def _settle(self, call: OpenCall) -> None:
-        self._call = None
-        self._behind_call = not call.failed
-        if call.failed:
-            self._writer.text(call.text)
-            self._may_call = False
+    def _failed(self, text: str) -> None:
+        self._writer.text(text)
+        self._may_call = False

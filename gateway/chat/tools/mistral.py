@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.text.marks import ARGS, CALL_ID, TOOL_CALLS
-from gateway.chat.parts import AnswerParser, Part
+from gateway.chat.parts import AnswerParser
 from gateway.chat.request import Tool
 from gateway.chat.structure import Node, const_string, optional, regex, schema, sequence, tag, tags, triggered
+from gateway.chat.tools.call_parser import CallParser
 from gateway.chat.tools.format import call_json
-from gateway.chat.tools.open_call import OpenCall
-from gateway.chat.tools.reader import CallReader, JsonCall, NamedCall, held_suffix
+from gateway.chat.tools.reader import JsonCall, NamedCall
 from gateway.chat.tools.writer import PartWriter
 
 #: The templates refuse ids of any other form.
@@ -86,63 +86,27 @@ def _list_tag(tools: Sequence[Tool], *, parallel: bool) -> Node:
     return tag(TOOL_CALLS, sequence(regex(r" ?\["), tags(items, ", ", one=not parallel)), "]")
 
 
-class MistralParser:
-    """In text, behind the mark, in a list of calls or in a call; `_buffer` is what was not understood yet."""
+class MistralParser(CallParser):
+    """In text, behind the mark, in a list of calls, or in a call."""
 
     def __init__(self, writer: PartWriter) -> None:
-        self._writer = writer
-        self._buffer = ""
-        self._call: OpenCall | None = None
+        super().__init__(writer)
         #: A call may begin here.
         self._may_call = False
         self._in_list = False
         #: Behind a call of a list.
         self._behind_item = False
-        #: Marks and separators that are text unless a call follows.
-        self._lead = ""
-
-    @property
-    def called_tools(self) -> bool:
-        return self._writer.num_calls > 0
-
-    def push(self, text: str) -> list[Part]:
-        self._buffer += text
-        while self._advance():
-            pass
-        return self._writer.take()
-
-    def finish(self) -> list[Part]:
-        if self._call is not None:
-            self._call.end()
-            self._settle(self._call)
-        self._writer.text(self._lead + self._buffer)
-        self._writer.finish()
-        return self._writer.take()
 
     def _advance(self) -> bool:
-        """Whether there is more to understand."""
-        if self._call is not None:
-            return self._read(self._call)
         if self._behind_item:
             return self._skip_separator()
-        return self._look_for_call() if self._may_call else self._look_for_mark()
-
-    def _look_for_mark(self) -> bool:
-        before, mark, after = self._buffer.partition(TOOL_CALLS)
-        if mark:
-            self._writer.text(before)
-            self._buffer, self._lead = after, TOOL_CALLS
-            self._may_call, self._in_list = True, False
-            return True
-        shown = len(self._buffer) - held_suffix(self._buffer, TOOL_CALLS)
-        self._writer.text(self._buffer[:shown])
-        self._buffer = self._buffer[shown:]
-        return False
+        if self._may_call:
+            return self._look_for_call()
+        self._may_call = self._find(TOOL_CALLS)
+        return self._may_call
 
     def _look_for_call(self) -> bool:
-        rest = self._buffer.lstrip()
-        self._lead += self._buffer[: len(self._buffer) - len(rest)]
-        self._buffer = rest
+        rest = self._skip_blanks()
         if not rest:
             return False
         first = rest[0]
@@ -156,10 +120,6 @@ class MistralParser:
             self._leave()
         return True
 
-    def _open(self, reader: CallReader) -> None:
-        self._call = OpenCall(reader, self._writer, self._lead)
-        self._lead = ""
-
     def _skip_separator(self) -> bool:
         self._buffer = self._buffer.lstrip()
         if not self._buffer:
@@ -172,21 +132,14 @@ class MistralParser:
         self._leave()
         return True
 
+    def _called(self) -> None:
+        self._behind_item = self._may_call = self._in_list
+
+    def _failed(self, text: str) -> None:
+        self._lead = text
+        self._leave()
+
     def _leave(self) -> None:
         """No call follows: what led to it is text."""
-        self._writer.text(self._lead)
-        self._lead, self._may_call, self._in_list = "", False, False
-
-    def _read(self, call: OpenCall) -> bool:
-        self._buffer = self._buffer[call.feed(self._buffer) :]
-        if call.over:
-            self._settle(call)
-        return call.over
-
-    def _settle(self, call: OpenCall) -> None:
-        self._call = None
-        if call.failed:
-            self._lead = call.text
-            self._leave()
-        else:
-            self._behind_item = self._may_call = self._in_list
+        self._show_lead()
+        self._may_call = self._in_list = False

@@ -5,14 +5,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.http.responses.store import MAX_CHARACTERS, StoredResponse
+from gateway.http.responses.store import MAX_BYTES, StoredResponse
 
 _MAX_TOTAL = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    text: str
+    encoded: bytes
     expires: float
 
 
@@ -25,18 +25,18 @@ class MemoryStore:
         self,
         ttl: float = 3600.0,
         *,
-        max_characters: int = MAX_CHARACTERS,
+        max_bytes: int = MAX_BYTES,
         max_total: int = _MAX_TOTAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             ttl: seconds for which a response is kept.
-            max_characters: longest response that is kept, input included.
-            max_total: bound on all responses together, in characters.
+            max_bytes: longest response that is kept, in bytes, input included.
+            max_total: bound on all responses together, in bytes.
         """
         self._ttl = ttl
-        self._max_characters = max_characters
+        self._max_bytes = max_bytes
         self._max_total = max_total
         self._clock = clock
         #: In order of last use.
@@ -46,18 +46,18 @@ class MemoryStore:
         self._total = 0
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
-        return self.put_text(tenant, response_id, await stored.encode())
+        return self.put_encoded(tenant, response_id, stored.encode())
 
-    def put_text(self, tenant: str, response_id: str, text: str) -> bool:
+    def put_encoded(self, tenant: str, response_id: str, encoded: bytes) -> bool:
         """As `put`, already encoded."""
-        if len(text) > min(self._max_characters, self._max_total):
+        if len(encoded) > min(self._max_bytes, self._max_total):
             return False
         self._forget_old()
         key = tenant, response_id
         self._remove(key)
-        self._entries[key] = _Entry(text, self._clock() + self._ttl)
+        self._entries[key] = _Entry(encoded, self._clock() + self._ttl)
         self._ages[key] = None
-        self._total += len(text)
+        self._total += len(encoded)
         while self._total > self._max_total:
             self._remove(next(iter(self._entries)))
         return True
@@ -68,7 +68,7 @@ class MemoryStore:
         if entry is None:
             return None
         self._entries.move_to_end((tenant, response_id))
-        return await StoredResponse.decode(entry.text)
+        return StoredResponse.decode(entry.encoded)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         self._forget_old()
@@ -84,5 +84,5 @@ class MemoryStore:
         if entry is None:
             return False
         del self._ages[key]
-        self._total -= len(entry.text)
+        self._total -= len(entry.encoded)
         return True

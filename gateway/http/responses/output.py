@@ -9,6 +9,7 @@ from gateway.chat.answer import ChatAnswer
 from gateway.chat.parts import Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
 from gateway.completion import ChoiceDelta, TextToken
 from gateway.http.formats import Json
+from gateway.http.json_body import JsonList
 from gateway.http.responses.items import new_id
 
 #: Log probabilities of tokens, as `output_text.logprobs` holds them; none if they are not wanted.
@@ -38,7 +39,7 @@ class MessageItem:
         self._index = output_index
         self._status = "in_progress"
         self._text: list[str] = []
-        self._logprobs: list[Json] = []
+        self._logprobs = JsonList()
         self._has_part = False
 
     @property
@@ -53,7 +54,7 @@ class MessageItem:
 
     def add(self, text: str, logprobs: list[Json]) -> list[Json]:
         self._text.append(text)
-        self._logprobs += logprobs
+        self._logprobs.extend(logprobs)
         return [self._event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def closed(self, status: str) -> list[Json]:
@@ -67,7 +68,7 @@ class MessageItem:
 
     def _part(self) -> Json:
         text = "".join(self._text)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs.copy()}
 
     def _event(self, type_: str, **fields: object) -> Json:
         return {"type": type_, "item_id": self._id, "output_index": self._index, "content_index": 0, **fields}
@@ -293,7 +294,7 @@ def _merged(events: list[Json]) -> list[Json]:
         if "delta" in event and last.get("type") == event["type"] and last["item_id"] == event["item_id"]:
             last["delta"] += event["delta"]
             if "logprobs" in event:
-                last["logprobs"] = last["logprobs"] + event["logprobs"]
+                last["logprobs"] += event["logprobs"]
         else:
             merged.append(event)
     return merged

@@ -11,7 +11,7 @@ from common.errors import StoreUnavailable
 from common.redis_keys import Keys
 from common.registry import REDIS_ERRORS
 from gateway.http.responses.memory_store import MemoryStore
-from gateway.http.responses.store import MAX_CHARACTERS, StoredResponse
+from gateway.http.responses.store import MAX_BYTES, StoredResponse
 
 _log = logging.getLogger(__name__)
 
@@ -34,34 +34,34 @@ class RedisStore:
         keys: Keys,
         ttl: float,
         *,
-        max_characters: int = MAX_CHARACTERS,
+        max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             redis: client, owned by the caller.
             ttl: seconds for which a response is kept, at least one.
-            max_characters: longest response that is kept, input included.
+            max_bytes: longest response that is kept, in bytes, input included.
         """
         self._redis = redis
         self._keys = keys
         self._seconds = max(1, math.ceil(ttl))
-        self._max_characters = max_characters
-        self._local = MemoryStore(ttl, max_characters=max_characters)
+        self._max_bytes = max_bytes
+        self._local = MemoryStore(ttl, max_bytes=max_bytes)
         self._clock = clock
         self._paused_until = -math.inf
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> bool:
-        text = await stored.encode()
-        if len(text) > self._max_characters:
+        encoded = stored.encode()
+        if len(encoded) > self._max_bytes:
             return False
-        return await self._write(tenant, response_id, text) or self._local.put_text(tenant, response_id, text)
+        return await self._write(tenant, response_id, encoded) or self._local.put_encoded(tenant, response_id, encoded)
 
-    async def _write(self, tenant: str, response_id: str, text: str) -> bool:
+    async def _write(self, tenant: str, response_id: str, encoded: bytes) -> bool:
         if self._clock() < self._paused_until:
             return False
         try:
-            await self._redis.set(self._keys.response(tenant, response_id), text, ex=self._seconds)
+            await self._redis.set(self._keys.response(tenant, response_id), encoded, ex=self._seconds)
         except REDIS_ERRORS as error:
             self._paused_until = self._clock() + _PAUSE
             _log.warning("responses are kept in this gateway only for now", extra={"error": type(error).__name__})
@@ -75,7 +75,7 @@ class RedisStore:
             text = await self._redis.get(self._keys.response(tenant, response_id))
         except REDIS_ERRORS as error:
             raise StoreUnavailable("stored responses cannot be read now", retry_after=1) from error
-        return None if text is None else await StoredResponse.decode(str(text))
+        return None if text is None else StoredResponse.decode(str(text).encode())
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         try:

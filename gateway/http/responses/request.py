@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import InvalidRequest
-from common.text.tokenizer import Tokenizer
 from gateway.chat.answer import ChatAnswer
 from gateway.chat.fields import ChatFields
 from gateway.chat.prepare import PreparedChat, prepare_chat
 from gateway.chat.reasoning import effort_variables
 from gateway.chat.request import ChatInput
-from gateway.completion import TextToken
 from gateway.generation import ServingLimits
 from gateway.http.call import options_of
 from gateway.http.formats import Json
@@ -58,7 +56,9 @@ async def response_call(
     with _own_names():
         chat = await _prepare(body, model, limits, use, earlier, given, response_id)
     logprobs = chat.prepared.generation.params.logprobs is not None
-    output = Output(ChatAnswer(chat.new_parser), lambda tokens: _logprobs(model.tokenizer, tokens) if logprobs else [])
+    output = Output(
+        ChatAnswer(chat.new_parser), lambda tokens: chat_logprobs(model.tokenizer, tokens) if logprobs else []
+    )
     head = ResponseHead(response_id, {"model": name, **_echo(body, chat.prepared)})
     wanted = store.enabled and body.store is not False
     writer = ResponseWriter(head, output, Keeping(store, tenant, [*earlier, *given], wanted))
@@ -76,9 +76,9 @@ async def _earlier(previous: str | None, store: ResponseStore, tenant: str) -> l
     if stored is None:
         message = f"the previous response {previous[:64]!r} was not found"
         raise InvalidRequest(message, field="previous_response_id", code="previous_response_not_found")
-    if stored.response["status"] == "failed":
+    if stored.status == "failed":
         raise InvalidRequest("the previous response failed", field="previous_response_id")
-    return stored.conversation
+    return await stored.conversation()
 
 
 async def _prepare(
@@ -130,11 +130,6 @@ async def _options(body: ResponseBody, limits: ServingLimits) -> GenerationOptio
     options = options_of(body, max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if wanted else None)
     check_options(options, limits.vocab_size)
     return replace(options, grammar=await checked_grammar_of_body(body))
-
-
-def _logprobs(tokenizer: Tokenizer, tokens: Sequence[TextToken]) -> list[Json]:
-    content: list[Json] = chat_logprobs(tokenizer, tokens)["content"]
-    return content
 
 
 def _echo(body: ResponseBody, prepared: PreparedRequest) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from common.errors import InvalidRequest, NotFound
 from gateway.http.body import read_body
 from gateway.http.formats import Json
+from gateway.http.json_body import json_bytes
 from gateway.http.respond import GenerationResponse
 from gateway.http.responses.paging import page
 from gateway.http.responses.request import ResponseCall, response_call
@@ -44,13 +45,13 @@ def responses_router(services: HttpServices) -> APIRouter:
         call = await read(request)
         return {"object": "response.input_tokens", "input_tokens": len(call.prepared.generation.prompt_ids)}
 
-    @router.get("/{response_id}")
-    async def retrieve(request: Request, response_id: str) -> Json:
+    @router.get("/{response_id}", response_class=Response)
+    async def retrieve(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
             raise InvalidRequest(
                 "stream: only running responses are streamed", field="stream", code="unsupported_parameter"
             )
-        return (await stored(request, response_id)).response
+        return _json((await stored(request, response_id)).response)
 
     @router.delete("/{response_id}")
     async def delete(request: Request, response_id: str) -> Json:
@@ -58,9 +59,10 @@ def responses_router(services: HttpServices) -> APIRouter:
         await store.delete(_tenant(request), response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
-    @router.get("/{response_id}/input_items")
-    async def input_items(request: Request, response_id: str) -> Json:
-        return page((await stored(request, response_id)).input, request.query_params)
+    @router.get("/{response_id}/input_items", response_class=Response)
+    async def input_items(request: Request, response_id: str) -> Response:
+        items = await (await stored(request, response_id)).items()
+        return _json(await json_bytes(page(items, request.query_params)))
 
     @router.post("/{response_id}/cancel")
     async def cancel(request: Request, response_id: str) -> Json:
@@ -68,6 +70,10 @@ def responses_router(services: HttpServices) -> APIRouter:
         raise InvalidRequest("only background responses can be cancelled, and there are none; close the connection")
 
     return router
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 def _tenant(request: Request) -> str:

@@ -1,42 +1,68 @@
 """What is kept of answers, for their owners to read and to go on from. Text is personal: it is kept for a time only."""
 
-import asyncio
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.http.formats import Json
-from gateway.http.json_body import json_body
+from gateway.http.json_body import json_bytes, json_paced
 from gateway.off_loop import off_loop
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
-#: Characters of one stored response with its input; a longer one is not stored.
-MAX_CHARACTERS = 4 * 1024 * 1024
+#: Bytes of one stored response with its input; a longer one is not stored.
+MAX_BYTES = 4 * 1024 * 1024
+#: What a stored text begins with. Another version's text, with something else there, is as good as none.
+_FORM = b"tandem.response.1"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response that has ended."""
+    """A response that has ended, as JSON: each part is read only where it is needed, for they may be long."""
 
+    status: str
     #: As its client got it.
-    response: Json
+    response: bytes
     #: Items that it was made from, in order, those of earlier responses included.
-    input: list[Json]
-
-    @property
-    def conversation(self) -> list[Json]:
-        """What the next response goes on from: input and output; what only the client reads is left out."""
-        return [*self.input, *(_without_logprobs(item) for item in self.response["output"])]
-
-    async def encode(self) -> str:
-        """As text; a thread does it: with log probabilities it is long."""
-        value = {"response": self.response, "input": self.input}
-        return (await asyncio.to_thread(json_body, value)).decode()
+    input: bytes
+    #: Its own items, as the next response goes on from them: what only the client reads is left out.
+    output: bytes
 
     @classmethod
-    async def decode(cls, text: str) -> "StoredResponse":
-        return cls(**await off_loop(lambda: json.loads(text), len(text)))
+    async def of(cls, response: Json, input_: Sequence[Json]) -> "StoredResponse | None":
+        """None for one that is longer than what is ever stored."""
+        pieces = await json_paced(response)
+        if sum(map(len, pieces)) > MAX_BYTES:
+            return None
+        output = [_without_logprobs(item) for item in response["output"]]
+        return cls(response["status"], b"".join(pieces), await json_bytes(list(input_)), await json_bytes(output))
+
+    async def items(self) -> list[Json]:
+        """Its input."""
+        return await _parsed(self.input)
+
+    async def conversation(self) -> list[Json]:
+        """What the next response goes on from: input and output."""
+        return [*await _parsed(self.input), *await _parsed(self.output)]
+
+    def encode(self) -> bytes:
+        """One line for each part: JSON has no line breaks."""
+        return b"\n".join((_FORM, self.status.encode(), self.response, self.input, self.output))
+
+    @classmethod
+    def decode(cls, stored: bytes) -> "StoredResponse | None":
+        """None if it is not of this version."""
+        form, *parts = stored.split(b"\n")
+        if form != _FORM:
+            return None
+        status, response, input_, output = parts
+        return cls(status.decode(), response, input_, output)
+
+
+async def _parsed(items: bytes) -> list[Json]:
+    parsed: list[Json] = await off_loop(lambda: json.loads(items), len(items))
+    return parsed
 
 
 class ResponseStore(Protocol):

@@ -1,7 +1,7 @@
 """Writes a response: a stream of semantic events or one object, stored before its client hears of its end."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,9 @@ from common.sampling import FinishReason
 from gateway.answer import Answer
 from gateway.completion import ChoiceDelta, Usage
 from gateway.http.errors import error_body
-from gateway.http.events import event
+from gateway.http.events import event, event_pieces
 from gateway.http.formats import Json
-from gateway.http.json_body import json_body
+from gateway.http.json_body import json_paced
 from gateway.http.responses.output import Output
 from gateway.http.responses.store import ResponseStore, StoredResponse
 
@@ -66,7 +66,7 @@ class ResponseWriter:
         self._finish: FinishReason | None = None
         self._sequence = 0
 
-    def begin(self) -> bytes:
+    def begin(self) -> Iterator[bytes]:
         response = self._head.json("in_progress", [], store=self._keeping.wanted)
         return self._events(
             [
@@ -75,15 +75,15 @@ class ResponseWriter:
             ]
         )
 
-    def delta(self, index: int, delta: ChoiceDelta, answer: Answer) -> bytes:
+    def delta(self, index: int, delta: ChoiceDelta, answer: Answer) -> Iterator[bytes]:
         return self._events(self._read(delta))
 
-    async def end(self, answer: Answer) -> bytes:
+    async def end(self, answer: Answer) -> Iterator[bytes]:
         events = self._output.finish(self._status)
         response = await self._ended(answer.usage)
         return self._events([*events, {"type": f"response.{response['status']}", "response": response}])
 
-    async def failure(self, error: Exception) -> bytes:
+    async def failure(self, error: Exception) -> Iterator[bytes]:
         told = error_body(error)["error"]
         self._output.abandon()
         failed = self._head.json("failed", self._output.json, store=self._keeping.wanted, error=_response_error(error))
@@ -95,12 +95,11 @@ class ResponseWriter:
             ]
         )
 
-    async def whole(self, answer: Answer) -> bytes:
+    async def whole(self, answer: Answer) -> Sequence[bytes]:
         async for _, delta in answer:
             self._read(delta)
         self._output.finish(self._status)
-        body = await self._ended(answer.usage)
-        return json_body(body)
+        return await json_paced(await self._ended(answer.usage))
 
     @property
     def _status(self) -> str:
@@ -126,16 +125,19 @@ class ResponseWriter:
         keeping = self._keeping
         if not keeping.wanted:
             return response
-        stored = StoredResponse(response, list(keeping.input))
-        return response | {"store": await keeping.store.put(keeping.tenant, self._head.id, stored)}
+        stored = await StoredResponse.of(response, keeping.input)
+        kept = stored is not None and await keeping.store.put(keeping.tenant, self._head.id, stored)
+        return response | {"store": kept}
 
-    def _events(self, bodies: Sequence[Json]) -> bytes:
-        return b"".join(map(self._event, bodies))
+    def _events(self, bodies: Sequence[Json]) -> Iterator[bytes]:
+        return (piece for body in bodies for piece in self._event(body))
 
-    def _event(self, body: Json) -> bytes:
+    def _event(self, body: Json) -> Iterator[bytes]:
         numbered = body | {"sequence_number": self._sequence}
         self._sequence += 1
-        return event(numbered, name=body["type"])
+        if "delta" in body:
+            return iter((event(numbered, name=body["type"]),))
+        return event_pieces(numbered, name=body["type"])
 
 
 def usage_json(usage: Usage, reasoning_tokens: int) -> Json:

@@ -1,5 +1,6 @@
 """Items and events out of parts, whichever way tokens come."""
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from common.sampling import Candidate, FinishReason, TokenLogprobs
 from gateway.chat.answer import ChatAnswer
 from gateway.chat.parts import Part, ReasoningPart, TextPart, ToolCallArguments, ToolCallStart
 from gateway.completion import ChoiceDelta, TextToken
+from gateway.http.json_body import json_pieces
 from gateway.http.responses.output import Output
 
 
@@ -75,13 +77,18 @@ def deltas(text: str, cuts: Sequence[int]) -> list[ChoiceDelta]:
 def run(text: str, cuts: Sequence[int] = (), status: str = "completed") -> tuple[Output, list[dict[str, Any]]]:
     output = Output(ChatAnswer(MarkParser), lambda tokens: [{"token": chr(token.token_id)} for token in tokens])
     events = [event for delta in deltas(text, cuts) for event in output.read(delta)]
-    return output, events + output.finish(status)
+    return output, plain(events + output.finish(status))
+
+
+def plain(value: Any) -> Any:
+    """As its client reads it."""
+    return json.loads(b"".join(json_pieces(value)))
 
 
 def told(output: Output) -> list[tuple[str, str]]:
     """Kind and text of each item."""
     found = []
-    for item in output.json:
+    for item in plain(output.json):
         if item["type"] == "function_call":
             found.append((item["name"], item["arguments"]))
         else:
@@ -107,7 +114,7 @@ def told(output: Output) -> list[tuple[str, str]]:
 def test_items(text: str, items: list[tuple[str, str]]) -> None:
     output, _ = run(text)
     assert told(output) == items
-    assert {item["status"] for item in output.json} == {"completed"}
+    assert {item["status"] for item in plain(output.json)} == {"completed"}
 
 
 TEXT = st.lists(st.sampled_from(["a", " ", "\n", "<x y>", "<>", "{f|12}", "{g|}", "é😀"]), max_size=8).map("".join)
@@ -118,9 +125,13 @@ def test_items_do_not_depend_on_deltas_and_events_tell_them(text: str, cuts: lis
     once, _ = run(text)
     output, events = run(text, cuts)
     assert told(output) == told(once)
-    assert replayed(events) == output.json
-    logprobs = [part["logprobs"] for item in output.json if item["type"] == "message" for part in item["content"]]
-    assert logprobs == [part["logprobs"] for item in once.json if item["type"] == "message" for part in item["content"]]
+    assert replayed(events) == plain(output.json)
+    logprobs = [
+        part["logprobs"] for item in plain(output.json) if item["type"] == "message" for part in item["content"]
+    ]
+    assert logprobs == [
+        part["logprobs"] for item in plain(once.json) if item["type"] == "message" for part in item["content"]
+    ]
 
 
 def replayed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -161,20 +172,20 @@ def replayed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_only_the_last_item_is_incomplete() -> None:
     output, events = run("<a>b{f|12", status="incomplete")
-    assert [item["status"] for item in output.json] == ["completed", "completed", "incomplete"]
+    assert [item["status"] for item in plain(output.json)] == ["completed", "completed", "incomplete"]
     assert events[-1]["item"]["status"] == "incomplete"
     assert events[-2]["arguments"] == "12"
 
 
 def test_log_probabilities_are_those_of_the_words() -> None:
     output, _ = run("<abc>de", cuts=())
-    (message,) = [item for item in output.json if item["type"] == "message"]
+    (message,) = [item for item in plain(output.json) if item["type"] == "message"]
     assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["d", "e", "\0"]
 
 
 def test_plain_text_has_a_log_probability_for_each_token() -> None:
     output, _ = run(" a b", cuts=(1, 2, 3))
-    assert [entry["token"] for entry in output.json[0]["content"][0]["logprobs"]] == [" ", "a", " ", "b", "\0"]
+    assert [entry["token"] for entry in plain(output.json)[0]["content"][0]["logprobs"]] == [" ", "a", " ", "b", "\0"]
 
 
 def test_one_delta_of_text_is_one_event() -> None:

@@ -1,6 +1,7 @@
 """Stores of responses: in memory, and in a real Valkey that is stopped, full, and shared by two gateways."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,25 +15,49 @@ from common.redis_keys import Keys
 from gateway.http.responses.memory_store import MemoryStore
 from gateway.http.responses.open_store import open_store
 from gateway.http.responses.redis_store import RedisStore
-from gateway.http.responses.store import NoStore, ResponseStore, StoredResponse, find
+from gateway.http.responses.store import MAX_BYTES, NoStore, ResponseStore, StoredResponse, find
 
 KEYS = Keys("org/model{x}")
 ID = "resp_" + "0" * 32
 
 
-def stored(text: str = "naïve 😀", **response: Any) -> StoredResponse:
-    item = {"type": "message", "content": [{"type": "output_text", "text": text, "logprobs": [1]}]}
-    return StoredResponse({"id": ID, "output": [item], **response}, [{"type": "message", "content": []}])
+INPUT = [{"type": "message", "content": []}]
+
+
+def response_json(text: str, logprobs: list[Any]) -> dict[str, Any]:
+    item = {"type": "message", "content": [{"type": "output_text", "text": text, "logprobs": logprobs}]}
+    return {"id": ID, "status": "completed", "output": [item]}
+
+
+def stored(text: str = "naïve 😀\n") -> StoredResponse:
+    output = json.dumps(response_json(text, [])["output"]).encode()
+    response = json.dumps(response_json(text, [1])).encode()
+    return StoredResponse("completed", response, json.dumps(INPUT).encode(), output)
+
+
+async def test_what_is_stored_of_an_answer() -> None:
+    text = "naïve 😀\n"
+    of = await StoredResponse.of(response_json(text, [1]), INPUT)
+    assert of is not None
+    assert json.loads(of.response) == response_json(text, [1])
+    assert (of.status, await of.items()) == ("completed", INPUT)
+    assert await of.conversation() == [*INPUT, *response_json(text, [])["output"]], "without log probabilities"
+    assert StoredResponse.decode(of.encode()) == of
+
+
+async def test_what_is_too_long_for_any_store_is_not_put_together() -> None:
+    assert await StoredResponse.of(response_json("x" * MAX_BYTES, []), INPUT) is None
+
+
+@pytest.mark.parametrize("encoded", [b"", b"{}", b'{"response":{},"input":[]}', b"tandem.response.0\na\nb\nc\nd"])
+def test_what_another_version_has_stored_is_not_there(encoded: bytes) -> None:
+    assert StoredResponse.decode(encoded) is None
 
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest, redis: Redis) -> ResponseStore:
     """The same behaviour is asked of both."""
-    return (
-        MemoryStore(max_characters=1000)
-        if request.param == "memory"
-        else RedisStore(redis, KEYS, 60, max_characters=1000)
-    )
+    return MemoryStore(max_bytes=1000) if request.param == "memory" else RedisStore(redis, KEYS, 60, max_bytes=1000)
 
 
 async def test_what_is_put_comes_back_until_it_is_deleted(store: ResponseStore) -> None:
@@ -86,7 +111,7 @@ async def test_memory_forgets_with_time() -> None:
 
 
 async def test_memory_that_is_full_forgets_what_was_used_longest_ago() -> None:
-    size = len(await stored().encode())
+    size = len(stored().encode())
     store = MemoryStore(max_total=3 * size)
     for name in "abc":
         await store.put("ada", name, stored())
@@ -146,12 +171,6 @@ async def test_redis_full(own: Redis) -> None:
     assert await store.get("ada", ID) == stored()
     await own.config_set("maxmemory", "0")
     assert await own.keys() == []
-
-
-def test_what_goes_on_has_no_logprobs() -> None:
-    (given, answer) = stored().conversation
-    assert given == {"type": "message", "content": []}
-    assert answer["content"] == [{"type": "output_text", "text": "naïve 😀", "logprobs": []}]
 
 
 def test_choice_of_store(redis: Redis) -> None:
