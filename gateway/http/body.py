@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -40,6 +40,12 @@ async def read_body(request: Request, schema: type[BodyT], *, max_bytes: int, ma
         return schema.model_validate_json(raw)
     except ValidationError as error:
         raise _complaint(error) from error
+
+
+def openapi_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """The body for the OpenAPI document (`openapi_extra`): handlers read it themselves, within limits."""
+    content = {"application/json": {"schema": schema.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _check_media_type(request: Request) -> None:

@@ -6,17 +6,15 @@ minus infinity is written as -9999, as vLLM does.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from common.sampling import Candidate, TokenLogprobs
 from common.text.tokenizer import Tokenizer
 from gateway.completion import TextToken
 from gateway.http.echo import Echo
+from gateway.http.formats import Json
 from gateway.pace import rows_per_part
 
 _LOWEST = -9999.0
-
-Json = dict[str, Any]
 
 
 def finite(logprob: float) -> float:

@@ -7,15 +7,13 @@ them. `decoded_token` and values are written as in `logprobs`.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from common.errors import InvalidRequest
 from common.sampling import Candidate, TokenLogprobs
 from common.text.tokenizer import Tokenizer
+from gateway.http.formats import Json
 from gateway.http.logprobs import finite
 from gateway.pace import rows_per_part
-
-Json = dict[str, Any]
 
 
 def refuse_streamed(prompt_logprobs: int | None, *, stream: bool | None) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from gateway.http.body import BodyT, read_body
+from gateway.http.body import BodyT, openapi_body, read_body
 from gateway.http.call import Call
 from gateway.http.chat_request import chat_call
 from gateway.http.chunks import ChunkWriter
@@ -27,12 +27,12 @@ def openai_router(services: HttpServices) -> APIRouter:
         writer = ChunkWriter(call.format_, call.mode)
         return GenerationResponse(services, call.prepared, writer, request.state.record, stream=call.mode.stream)
 
-    @router.post("/chat/completions", openapi_extra=_body_schema(ChatCompletionBody), response_class=Response)
+    @router.post("/chat/completions", openapi_extra=openapi_body(ChatCompletionBody), response_class=Response)
     async def chat_completions(request: Request) -> Response:
         body = await read(request, ChatCompletionBody)
         return respond(request, await chat_call(body, model, dispatcher.limits()))
 
-    @router.post("/completions", openapi_extra=_body_schema(CompletionBody), response_class=Response)
+    @router.post("/completions", openapi_extra=openapi_body(CompletionBody), response_class=Response)
     async def completions(request: Request) -> Response:
         body = await read(request, CompletionBody)
         return respond(request, await completion_call(body, model, dispatcher.limits()))
@@ -56,9 +56,3 @@ def _model_json(services: HttpServices, name: str) -> dict[str, Any]:
         "owned_by": "tandem",
         "max_model_len": services.dispatcher.limits().max_request_tokens,
     }
-
-
-def _body_schema(schema: type[ChatCompletionBody] | type[CompletionBody]) -> dict[str, Any]:
-    """The body for the OpenAPI document; handlers read it themselves, within limits."""
-    json_schema = schema.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": json_schema}}}}

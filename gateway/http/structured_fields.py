@@ -25,8 +25,9 @@ _KINDS: Mapping[str, OutputKind] = {
     "choice": OutputKind.CHOICE,
     "grammar": OutputKind.GRAMMAR,
 }
-#: What else `structured_outputs` may hold: how vLLM's backends go about it.
+#: Characters of an unknown key that a complaint repeats.
 _SHOWN_KEY = 64
+#: What else `structured_outputs` may hold: how vLLM's backends go about it.
 _IGNORED = frozenset({"disable_fallback", "disable_any_whitespace", "disable_additional_properties", "backend"})
 
 

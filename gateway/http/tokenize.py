@@ -1,13 +1,13 @@
 """`/tokenize` and `/detokenize`, as vLLM has them: what a prompt is made of, without any answer."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from common.errors import InvalidRequest
 from gateway.generation import ServingLimits
-from gateway.http.body import read_body
+from gateway.http.body import openapi_body, read_body
 from gateway.http.chat_input import chat_input
 from gateway.http.formats import Json
 from gateway.http.json_body import json_bytes
@@ -43,7 +43,7 @@ def tokenize_router(services: HttpServices) -> APIRouter:
     model, options = services.model, services.options
     limits = services.dispatcher.limits
 
-    @router.post("/tokenize", openapi_extra=_body(TokenizeBody), response_class=Response)
+    @router.post("/tokenize", openapi_extra=openapi_body(TokenizeBody), response_class=Response)
     async def tokenize_(request: Request) -> Response:
         body = await read_body(
             request, TokenizeBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
@@ -58,7 +58,7 @@ def tokenize_router(services: HttpServices) -> APIRouter:
         }
         return Response(await json_bytes(answer), media_type="application/json")
 
-    @router.post("/detokenize", openapi_extra=_body(DetokenizeBody))
+    @router.post("/detokenize", openapi_extra=openapi_body(DetokenizeBody))
     async def detokenize_(request: Request) -> Json:
         body = await read_body(
             request, DetokenizeBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
@@ -84,8 +84,3 @@ async def _ids(body: TokenizeBody, model: ServingModel, limits: ServingLimits) -
 async def _pieces(model: ServingModel, ids: list[int]) -> list[str]:
     """Tokens as the vocabulary spells them, marks of spaces and bytes included."""
     return await off_loop(lambda: [model.tokenizer.piece(token_id) for token_id in ids], len(ids))
-
-
-def _body(schema: type[Body]) -> dict[str, Any]:
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

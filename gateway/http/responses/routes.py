@@ -1,12 +1,10 @@
 """The routes of the Responses API: create, count, read, delete, and list the input of stored responses."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from common.errors import InvalidRequest, NotFound
-from gateway.http.body import read_body
+from gateway.http.body import openapi_body, read_body
 from gateway.http.formats import Json
 from gateway.http.json_body import json_bytes
 from gateway.http.respond import GenerationResponse
@@ -35,12 +33,12 @@ def responses_router(services: HttpServices) -> APIRouter:
         )
         return await response_call(body, services.model, services.dispatcher.limits(), store, _tenant(request))
 
-    @router.post("", openapi_extra=_BODY, response_class=Response)
+    @router.post("", openapi_extra=openapi_body(ResponseBody), response_class=Response)
     async def create(request: Request) -> Response:
         call = await read(request)
         return GenerationResponse(services, [call.prepared], call.writer, request.state.record, stream=call.stream)
 
-    @router.post("/input_tokens", openapi_extra=_BODY)
+    @router.post("/input_tokens", openapi_extra=openapi_body(ResponseBody))
     async def count_input_tokens(request: Request) -> Json:
         call = await read(request)
         return {"object": "response.input_tokens", "input_tokens": len(call.prepared.generation.prompt_ids)}
@@ -83,8 +81,3 @@ def _tenant(request: Request) -> str:
 
 def _not_found(response_id: str) -> NotFound:
     return NotFound(f"the response {response_id[:64]!r} was not found", field="response_id", code="response_not_found")
-
-
-_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": ResponseBody.model_json_schema()}}}
-}
