@@ -45,9 +45,7 @@ class Attention:
         num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
         heads = weights.qkv(x).view(x.shape[0], num_heads + 2 * num_kv_heads, self._head_dim)
         # Views: the D values of a head are contiguous, tokens are strided.
-        q = heads[:, :num_heads]
-        k = heads[:, num_heads : num_heads + num_kv_heads]
-        v = heads[:, num_heads + num_kv_heads :]
+        q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q = kernels.rms_norm(q, weights.q_norm, self._eps)
             k = kernels.rms_norm(k, weights.k_norm, self._eps)

@@ -207,10 +207,14 @@ def with_dense_rows(x: Tensor) -> Tensor:
 def require_heads(*tensors: Tensor) -> None:
     """[T, heads, D]; tokens may be apart, as when q, k and v are slices of one projection."""
     for x in tensors:
-        assert x.stride(2) == 1 and x.stride(1) == x.shape[2], f"heads of a token must be dense, strides {x.stride()}"
+        strides = x.stride()
+        assert strides[2] == 1 and strides[1] == x.shape[2], f"heads of a token must be dense, strides {strides}"
 
 
 def require_pages(k_cache: Tensor, v_cache: Tensor) -> None:
     """[num_blocks, B, G, D]; blocks may be apart, equally in both."""
-    assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride(), "k and v pages differ in form"
-    assert k_cache[0].is_contiguous(), f"a block must be dense, strides {k_cache.stride()}"
+    shape, strides = k_cache.shape, k_cache.stride()
+    assert shape == v_cache.shape and strides == v_cache.stride(), "k and v pages differ in form"
+    # Twice a layer: the comparison of numbers spares a view of a block in nearly all cases.
+    dense = strides[1:] == (shape[2] * shape[3], shape[3], 1) or k_cache[0].is_contiguous()
+    assert dense, f"a block must be dense, strides {strides}"
