@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL ?= demo
 PYTEST_ARGS ?=
+# Tests spend half their time waiting for processes to start: more than one file of them runs at once.
+TEST_WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Compute threads that wait must sleep: the processes of a system, and of its tests, share the cores.
 export OMP_WAIT_POLICY ?= passive
@@ -30,10 +33,10 @@ serve: install
 	@exec $(BIN)/tandem up --model $(MODEL)
 
 test: install
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: install
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 lint: install
 	$(BIN)/ruff check .

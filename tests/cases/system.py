@@ -106,14 +106,18 @@ class System:
 
     # --- how it is -------------------------------------------------------------------------------------
 
-    def metric(self, name: str, family: str, **labels: str) -> float:
-        """Sum of a metric's samples with these labels; 0 if there is none."""
+    def metric(self, name: str, *families: str, **labels: str) -> float:
+        """Sum of these metrics' samples with these labels, all of one moment; 0 if there is none."""
         return sum(
             sample.value
             for found in text_string_to_metric_families(self.cluster.metrics(name))
             for sample in found.samples
-            if sample.name == family and labels.items() <= sample.labels.items()
+            if sample.name in families and labels.items() <= sample.labels.items()
         )
+
+    def requests_begun(self) -> float:
+        """Requests that have reached the gateway, ended or not: what only grows cannot be missed by one who looks."""
+        return self.metric("gateway", "tandem_gateway_requests_running", "tandem_gateway_requests_total")
 
     def assert_alive(self) -> None:
         """ALIVE of the legend, and nothing is held by anybody."""
@@ -135,8 +139,7 @@ class System:
                 eventually(lambda name=name: self._is_idle(name), what=f"{name} being idle")
 
     def _is_idle(self, gateway: str) -> bool:
-        families = ("tandem_gateway_requests_running", "tandem_gateway_queue_waiting")
-        return not any(self.metric(gateway, family) for family in families)
+        return not self.metric(gateway, "tandem_gateway_requests_running", "tandem_gateway_queue_waiting")
 
     def resident_bytes(self) -> dict[str, int]:
         """Memory of each process."""

@@ -200,12 +200,13 @@ def process_of(system: System, name: str) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_op_02_gateway_drains(draining: System, number: signal.Signals) -> None:
     cluster = draining.cluster
+    begun = draining.requests_begun()
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         streams = EightStreams(draining, stack)
         # Two more that wait: their prompts are long.
         long = [{"prompt": token_array(2500, seed=n), "max_tokens": 2} for n in range(2)]
         queued = [pool.submit(draining.send, post("/v1/completions", body)) for body in long]
-        eventually(lambda: cluster.gateway_status()["gateway"]["running"] == 10, what="ten requests")
+        eventually(lambda: draining.requests_begun() == begun + 10, what="ten requests")
         process_of(draining, "gateway").send_signal(number)
         eventually(lambda: get(cluster.url, "/ready").status_code == 503, what="readiness going away")
         eventually(lambda: health_of(cluster.grpc_target) == NOT_SERVING, what="gRPC health going away")
