@@ -122,6 +122,10 @@ class GrpcStream:
         assert self.answer.stats is not None, "the stream ended without a summary"
         return self.answer
 
+    def is_over(self) -> bool:
+        """Whether the call has its status, however it ended."""
+        return bool(self._call.done())
+
     def code(self) -> grpc.StatusCode:
         """The status with which the call ends, having read what still comes."""
         with suppress(grpc.RpcError):
