@@ -4,9 +4,11 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from tests.cases.vocabulary import Vocabulary
 
 FILE = Path(__file__).with_name("cases.json")
 
@@ -40,17 +42,28 @@ class Variant:
         body = {name: value for name, value in {**self.body, **fields}.items() if value is not None}
         return Variant(self.name, self.method, self.path, self.headers, body, as_bytes(body))
 
+    def said_in(self, vocabulary: Vocabulary) -> "Variant":
+        """The same request with token ids of another model."""
+        if not isinstance(self.body, dict):
+            return self
+        said = {name: vocabulary.said(name, value) for name, value in self.body.items()}
+        # What is sent as raw bytes stays as it is.
+        return self if said == self.body else replace(self, body=said, content=as_bytes(said))
+
 
 @dataclass(frozen=True)
 class Case:
     id: str
     kind: str
     request: Mapping[str, Any]
+    #: Of the model that is to be asked.
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
 
     @property
     def variants(self) -> dict[str, Variant]:
         """By name, in order; `$each` makes one for each value, named "name #value"."""
-        made = [variant for entry in self.request.get("variants", ()) for variant in _variants(entry)]
+        entries = self.request.get("variants", ())
+        made = [variant.said_in(self.vocabulary) for entry in entries for variant in _variants(entry)]
         named = {variant.name: variant for variant in made}
         assert len(named) == len(made), f"two variants of {self.id} have one name"
         return named
@@ -62,9 +75,11 @@ class Case:
         return variant
 
 
-def load_cases() -> dict[str, Case]:
+def load_cases(vocabulary: Vocabulary | None = None) -> dict[str, Case]:
+    """With token ids of SmolLM2, or as said in another `vocabulary`."""
     entries = json.loads(FILE.read_text(encoding="utf-8"))
-    return {entry["id"]: Case(entry["id"], entry["kind"], entry["request"]) for entry in entries}
+    own = vocabulary or Vocabulary()
+    return {entry["id"]: Case(entry["id"], entry["kind"], entry["request"], own) for entry in entries}
 
 
 def post(path: str, body: Json, name: str = "") -> Variant:

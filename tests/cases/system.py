@@ -1,10 +1,12 @@
 """A running system under judgement: sends the requests of cases by both doors, and knows whether it is still well."""
 
 import math
+import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import httpx
@@ -14,7 +16,8 @@ from tests.cases.case_data import Case, Json, Variant, post
 from tests.cases.processes import resident_bytes
 from tests.cases.replies import Replies, Reply
 from tests.cases.twin import STATUSES, NotExpressible, TwinReply, call_twin, twin_request
-from tests.e2e.cluster import PATIENCE, START_PATIENCE, Cluster, eventually
+from tests.e2e.cluster import PATIENCE, START_PATIENCE, Cluster, Member, eventually
+from tests.e2e.loopback import get, request
 
 CONTROL = post(
     "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}, name="CONTROL"
@@ -57,15 +60,13 @@ class System:
         """Read to the end."""
         begun = time.monotonic()
         all_headers = {"Content-Type": "application/json", **self.headers, **variant.headers, **(headers or {})}
-        answer = httpx.request(
-            variant.method,
-            self.cluster.url_of(gateway) + variant.path,
-            content=variant.content,
-            headers=all_headers,
-            trust_env=False,
-            timeout=4 * PATIENCE,
-        )
+        url = self.cluster.url_of(gateway) + variant.path
+        answer = request(variant.method, url, content=variant.content, headers=all_headers, timeout=4 * PATIENCE)
         return Reply(variant, answer.status_code, answer.headers, answer.content, time.monotonic() - begun)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """From the first gateway, as anybody may ask it."""
+        return get(self.cluster.url + path, timeout=PATIENCE, **options)
 
     def complete(self, prompt: Any, *, gateway: str = "gateway", **fields: Any) -> Reply:
         """A greedy completion, unless the fields say otherwise."""
@@ -126,8 +127,8 @@ class System:
         control = self.send(CONTROL)
         assert control.text == self.control_text
         assert control.seconds < 30, control.seconds
-        assert httpx.get(f"{self.cluster.url}/health", trust_env=False, timeout=PATIENCE).status_code == 200
-        assert httpx.get(f"{self.cluster.url}/ready", trust_env=False, timeout=PATIENCE).status_code == 200
+        assert self.get("/health").status_code == 200
+        assert self.get("/ready").status_code == 200
         self.wait_idle()
         assert self._pids() == self.pids, "a process has ended or was started again"
 
@@ -146,12 +147,40 @@ class System:
         return {name: resident_bytes(pid) for name, pid in self._pids().items()}
 
 
+@contextmanager
+def joined(system: System, name: str, **options: str) -> Iterator[Member]:
+    """A worker more for as long as the block runs, which need not be ready yet; it takes its leave at the end."""
+    member = system.cluster.add_worker(name, **options)
+    try:
+        yield member
+    finally:
+        system.cluster.members.pop(name).kill(signal.SIGTERM)
+
+
+@contextmanager
+def gateway_beside(system: System, name: str, **options: str) -> Iterator[Member]:
+    """A gateway more for as long as the block runs; it is ready."""
+    member = system.cluster.add_gateway(name, **options)
+    try:
+        wait_for_gateway(system.cluster, name)
+        yield member
+    finally:
+        system.cluster.members.pop(name).kill()
+
+
+def seen_through(system: System, member: Member, **fields: Any) -> System:
+    """The same workers with `member` as the gateway; `fields` of the system that differ."""
+    cluster = system.cluster
+    view = replace(cluster, members={**cluster.members, "gateway": member})
+    return replace(system, cluster=view, **fields)
+
+
 def wait_for_gateway(cluster: Cluster, name: str) -> None:
     """Until it says that it is ready."""
 
     def ready() -> bool:
         try:
-            return httpx.get(f"{cluster.url_of(name)}/ready", trust_env=False, timeout=5.0).status_code == 200
+            return get(f"{cluster.url_of(name)}/ready", timeout=5.0).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -12,18 +12,18 @@ import pytest
 from tests.cases.case_data import Case, Json, Variant, post
 from tests.cases.replies import Reply
 from tests.cases.system import CONTROL, System
-from tests.e2e.cluster import running_cluster
+from tests.e2e.cluster import PATIENCE, running_cluster
 from tests.factories.served_model import MAX_LENGTH, WORKER_MEMORY, write_served_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-#: The end token of SmolLM2-Instruct.
+#: The end token.
 END = "2"
-SYSTEM_TURN = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+SYSTEM_TURN = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 
 
 def rendered(user: str, assistant: str) -> str:
-    """By hand, with the answer begun."""
+    """By hand as the template has it, with the answer begun."""
     return f"{SYSTEM_TURN}<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n{assistant}"
 
 
@@ -149,7 +149,7 @@ def test_ct_04_what_templates_do_not_know(system: System, cases: Mapping[str, Ca
     for name in ("two system turns", "only system", "tool turn without a call"):
         assert replies[name].status in (200, 400), replies[name]
     for reply in replies.values():
-        assert reply.seconds < 60
+        assert reply.seconds < PATIENCE
         system.assert_twin_agrees(reply, same_text=False)
     for _ in range(20):
         assert system.send(CONTROL).text == system.control_text
@@ -158,7 +158,7 @@ def test_ct_04_what_templates_do_not_know(system: System, cases: Mapping[str, Ca
 
 @contextmanager
 def templated(folder: Path, scratch: Path, template: str | None) -> Iterator[System]:
-    """The tiny model with another template, or with none."""
+    """The tiny model with another template, or with none; a decode worker is enough to serve it."""
     write_served_model(folder)
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8"))
@@ -166,7 +166,7 @@ def templated(folder: Path, scratch: Path, template: str | None) -> Iterator[Sys
     if template is not None:
         settings["chat_template"] = template
     file.write_text(json.dumps(settings), encoding="utf-8")
-    with running_cluster(folder, scratch, worker_options=WORKER_MEMORY) as cluster:
+    with running_cluster(folder, scratch, prefill=0, worker_options=WORKER_MEMORY) as cluster:
         yield System.fresh(cluster, context=MAX_LENGTH)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from common.pb.tandem.v1 import inference_pb2
 from tests.cases.case_data import Case
-from tests.cases.replies import Reply
+from tests.cases.replies import REPLACEMENT, Reply
 from tests.cases.system import CONTROL, System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -126,7 +126,8 @@ def test_rv_06_max_tokens_left_out(system: System, cases: Mapping[str, Case]) ->
     # Documented: of both, max_completion_tokens counts.
     for name in ("new field", "both"):
         assert (replies[name].usage["completion_tokens"], replies[name].finish_reason) == (7, "length")
-        assert null.text.startswith(replies[name].text)
+        # The seventh token may be half a character.
+        assert null.text.startswith(replies[name].text.rstrip(REPLACEMENT))
     replies.assert_all_judged()
 
 
@@ -140,7 +141,7 @@ def test_rv_07_numbers_out_of_range(system: System, cases: Mapping[str, Case]) -
         fields = wrong if wrong == {"max_tokens"} else wrong - {"max_tokens"}
         assert_refused(system, reply, *fields)
         # One second on an idle machine.
-        assert reply.seconds < 10, name
+        assert reply.seconds < 30, name
     after = system.resident_bytes()
     assert all(after[name] - before[name] < 50 * MIB for name in before), (before, after)
     replies.assert_all_judged()
