@@ -15,6 +15,17 @@ from gateway.http.schemas import ChatCompletionBody, CompletionBody
 from gateway.http.services import HttpServices
 
 
+def _body_schema(schema: type[ChatCompletionBody] | type[CompletionBody]) -> dict[str, Any]:
+    """The body for the OpenAPI document; handlers read it themselves, within limits."""
+    json_schema = schema.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": json_schema}}}}
+
+
+#: Of the OpenAPI document.
+_CHAT_COMPLETIONS = _body_schema(ChatCompletionBody)
+_COMPLETIONS = _body_schema(CompletionBody)
+
+
 def openai_router(services: HttpServices) -> APIRouter:
     """Routes under /v1, over the given services."""
     router = APIRouter(prefix="/v1")
@@ -27,12 +38,12 @@ def openai_router(services: HttpServices) -> APIRouter:
         writer = ChunkWriter(call.format_, call.mode)
         return GenerationResponse(services, call.prepared, writer, request.state.record, stream=call.mode.stream)
 
-    @router.post("/chat/completions", openapi_extra=_body_schema(ChatCompletionBody), response_class=Response)
+    @router.post("/chat/completions", openapi_extra=_CHAT_COMPLETIONS, response_class=Response)
     async def chat_completions(request: Request) -> Response:
         body = await read(request, ChatCompletionBody)
         return respond(request, await chat_call(body, model, dispatcher.limits()))
 
-    @router.post("/completions", openapi_extra=_body_schema(CompletionBody), response_class=Response)
+    @router.post("/completions", openapi_extra=_COMPLETIONS, response_class=Response)
     async def completions(request: Request) -> Response:
         body = await read(request, CompletionBody)
         return respond(request, await completion_call(body, model, dispatcher.limits()))
@@ -56,9 +67,3 @@ def _model_json(services: HttpServices, name: str) -> dict[str, Any]:
         "owned_by": "tandem",
         "max_model_len": services.dispatcher.limits().max_request_tokens,
     }
-
-
-def _body_schema(schema: type[ChatCompletionBody] | type[CompletionBody]) -> dict[str, Any]:
-    """The body for the OpenAPI document; handlers read it themselves, within limits."""
-    json_schema = schema.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": json_schema}}}}

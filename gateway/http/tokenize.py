@@ -35,13 +35,23 @@ class DetokenizeBody(Body):
     tokens: Annotated[list[int], Bounded()]
 
 
+def _body(schema: type[Body]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+#: Of the OpenAPI document.
+_TOKENIZE = _body(TokenizeBody)
+_DETOKENIZE = _body(DetokenizeBody)
+
+
 def tokenize_router(services: HttpServices) -> APIRouter:
     """The two routes, over the given services."""
     router = APIRouter()
     model, options = services.model, services.options
     limits = services.dispatcher.limits
 
-    @router.post("/tokenize", openapi_extra=_body(TokenizeBody))
+    @router.post("/tokenize", openapi_extra=_TOKENIZE)
     async def tokenize_(request: Request) -> Json:
         body = await read_body(
             request, TokenizeBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
@@ -55,7 +65,7 @@ def tokenize_router(services: HttpServices) -> APIRouter:
             "token_strs": await _pieces(model, ids) if body.return_token_strs else None,
         }
 
-    @router.post("/detokenize", openapi_extra=_body(DetokenizeBody))
+    @router.post("/detokenize", openapi_extra=_DETOKENIZE)
     async def detokenize_(request: Request) -> Json:
         body = await read_body(
             request, DetokenizeBody, max_bytes=options.max_body_bytes, max_seconds=options.body_timeout
@@ -81,8 +91,3 @@ async def _ids(body: TokenizeBody, model: ServingModel, limits: ServingLimits) -
 async def _pieces(model: ServingModel, ids: list[int]) -> list[str]:
     """Tokens as the vocabulary spells them, marks of spaces and bytes included."""
     return await off_loop(lambda: [model.tokenizer.piece(token_id) for token_id in ids], len(ids))
-
-
-def _body(schema: type[Body]) -> dict[str, Any]:
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

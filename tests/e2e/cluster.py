@@ -21,6 +21,7 @@ from deploy.local import child_env
 from deploy.ports import free_port
 from deploy.spawned import dying_with_me
 from deploy.valkey import valkey_spec, valkey_url
+from tests.factories.http import NO_TLS
 
 T = TypeVar("T")
 
@@ -186,7 +187,7 @@ class Cluster:
             url = self.url_of(name)
         else:
             url = f"http://{LOOPBACK}:{member.options['--metrics-port']}"
-        return httpx.get(f"{url}/metrics", trust_env=False, timeout=PATIENCE).text
+        return httpx.get(f"{url}/metrics", trust_env=False, verify=NO_TLS, timeout=PATIENCE).text
 
     @property
     def url(self) -> str:
@@ -199,7 +200,7 @@ class Cluster:
     def gateway_status(self, gateway: str = "gateway") -> dict[str, Any]:
         """What `tandem status --json` shows."""
         url = f"{self.url_of(gateway)}/tandem/status"
-        answer: dict[str, Any] = httpx.get(url, trust_env=False, timeout=PATIENCE).json()
+        answer: dict[str, Any] = httpx.get(url, trust_env=False, verify=NO_TLS, timeout=PATIENCE).json()
         return answer
 
     def status(self, name: str) -> pb.WorkerStatus:
@@ -283,7 +284,7 @@ class Cluster:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, trust_env=False, timeout=5.0).status_code == httpx.codes.OK
+        return httpx.get(url, trust_env=False, verify=NO_TLS, timeout=5.0).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 

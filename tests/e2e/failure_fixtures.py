@@ -18,6 +18,7 @@ from common.redis_keys import Keys
 from common.registry import WorkerRecord
 from deploy.valkey import valkey_url
 from tests.e2e.cluster import LOOPBACK, PATIENCE, Cluster, eventually
+from tests.factories.http import NO_TLS
 from tests.factories.oracle import TinyModel
 
 MODEL = "test-model"
@@ -109,6 +110,11 @@ class GrpcStream:
     def cancel(self) -> None:
         self._call.cancel()
 
+    @property
+    def is_over(self) -> bool:
+        """It has ended, by itself or at its deadline, whatever was read of it."""
+        return not self._call.is_active()
+
     def read(self, num_tokens: int) -> Answer:
         """Until so many tokens of all choices are there, at least. Raises grpc.RpcError as the call does."""
         while self.answer.num_tokens < num_tokens and (response := next(self._call, None)) is not None:
@@ -163,7 +169,9 @@ class RawHttp:
 
 def sse_events(url: str, body: dict[str, Any]) -> Iterator[Any]:
     """JSON of each event as it comes; "[DONE]" as text."""
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=PATIENCE) as answer:
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=body, trust_env=False, verify=NO_TLS, timeout=PATIENCE
+    ) as answer:
         assert answer.status_code == httpx.codes.OK, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: "):
