@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -42,8 +43,12 @@ async def read_body(request: Request, schema: type[BodyT], *, max_bytes: int, ma
         raise _complaint(error) from error
 
 
+@cache
 def openapi_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """The body for the OpenAPI document (`openapi_extra`): handlers read it themselves, within limits."""
+    """The body for the OpenAPI document (`openapi_extra`): handlers read it themselves, within limits.
+
+    Made once for all apps of a process; nobody may change it.
+    """
     content = {"application/json": {"schema": schema.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -54,7 +54,7 @@ def served(tiny_model: Path, make_scratch: Callable[[], Path]) -> Iterator[Clust
         yield cluster
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(served: Cluster) -> Iterator[OpenAI]:
     """The official client, unmodified, that never tries again."""
     with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:

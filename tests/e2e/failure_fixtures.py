@@ -18,7 +18,11 @@ from common.redis_keys import Keys
 from common.registry import WorkerRecord
 from deploy.valkey import valkey_url
 from tests.e2e.cluster import LOOPBACK, PATIENCE, Cluster, eventually
+<<<<<<< HEAD
 from tests.e2e.loopback import PLAIN
+=======
+from tests.factories.http import NO_TLS
+>>>>>>> work-e2e
 from tests.factories.oracle import TinyModel
 
 MODEL = "test-model"
@@ -110,6 +114,11 @@ class GrpcStream:
     def cancel(self) -> None:
         self._call.cancel()
 
+    @property
+    def is_over(self) -> bool:
+        """It has ended, by itself or at its deadline, whatever was read of it."""
+        return not self._call.is_active()
+
     def read(self, num_tokens: int) -> Answer:
         """Until so many tokens of all choices are there, at least. Raises grpc.RpcError as the call does."""
         while self.answer.num_tokens < num_tokens and (response := next(self._call, None)) is not None:
@@ -168,7 +177,13 @@ class RawHttp:
 
 def sse_events(url: str, body: dict[str, Any]) -> Iterator[Any]:
     """JSON of each event as it comes; "[DONE]" as text."""
+<<<<<<< HEAD
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE, **PLAIN) as answer:
+=======
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=body, trust_env=False, verify=NO_TLS, timeout=PATIENCE
+    ) as answer:
+>>>>>>> work-e2e
         assert answer.status_code == httpx.codes.OK, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: "):

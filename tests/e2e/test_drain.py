@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.cluster import PATIENCE, eventually, running_cluster
 from tests.e2e.failure_fixtures import WORKER_OPTIONS, GrpcStream, Judge, completion_body, registered, timed
 from tests.e2e.slow_model import slow_model
+from tests.factories.http import NO_TLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,9 +29,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory, make_scratch: Callable[[], P
 
 @pytest.fixture
 def judge(whole: Judge) -> Iterator[Judge]:
+    """Every worker and the gateway alive before the test, those that are left idle after it."""
     whole.cluster.restore()
     yield whole
-    whole.cluster.restore()
+    if not (whole.cluster.members["decode-0"].alive and whole.cluster.members["gateway"].alive):
+        whole.cluster.restore()
     whole.recovered()
 
 
@@ -76,6 +79,7 @@ def test_drained_last_decode_worker_finishes_its_streams_while_new_requests_are_
             f"{cluster.url}/v1/completions",
             json=completion_body(judge.prompts.fresh(10), 5),
             trust_env=False,
+            verify=NO_TLS,
             timeout=PATIENCE,
         )
         assert refused.status_code == 503
@@ -138,9 +142,13 @@ def test_drained_gateway_finishes_its_streams_and_refuses_new_ones(judge: Judge)
         stream.read(5)
         terminate(judge, "gateway")
         eventually(lambda: cluster.gateway_status()["gateway"]["state"] == "draining", what="a draining gateway")
-        assert httpx.get(f"{cluster.url}/ready", trust_env=False).status_code == 503
+        assert httpx.get(f"{cluster.url}/ready", trust_env=False, verify=NO_TLS).status_code == 503
         refused = httpx.post(
-            f"{cluster.url}/v1/completions", json=completion_body([7, 8, 9], 5), trust_env=False, timeout=PATIENCE
+            f"{cluster.url}/v1/completions",
+            json=completion_body([7, 8, 9], 5),
+            trust_env=False,
+            verify=NO_TLS,
+            timeout=PATIENCE,
         )
         assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) >= 1

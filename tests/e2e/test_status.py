@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.pb.tandem.v1 import worker_pb2 as pb
 from tests.e2e.asking import generate
 from tests.e2e.cluster import PATIENCE, Cluster, eventually
+from tests.factories.http import NO_TLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -157,4 +158,6 @@ def test_admin_rpc(used: Cluster) -> None:
 
 def test_probes(used: Cluster) -> None:
     for path in ("/health", "/ready"):
-        assert httpx.get(used.url + path, trust_env=False, timeout=PATIENCE).status_code == httpx.codes.OK
+        assert (
+            httpx.get(used.url + path, trust_env=False, verify=NO_TLS, timeout=PATIENCE).status_code == httpx.codes.OK
+        )

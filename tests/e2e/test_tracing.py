@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.cluster import PATIENCE, Cluster, eventually, running_cluster
 from tests.e2e.otlp_collector import CollectedSpan, Collector, running_collector
+from tests.factories.http import NO_TLS
 from tests.factories.served_model import WORKER_MEMORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -46,7 +47,7 @@ def complete(cluster: Cluster, num_prompt_tokens: int, trace_id: str) -> None:
     body = {"prompt": prompt, "max_tokens": 12, "ignore_eos": True, "cache_salt": trace_id}
     headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
     url = f"{cluster.url}/v1/completions"
-    answer = httpx.post(url, json=body, headers=headers, trust_env=False, timeout=PATIENCE)
+    answer = httpx.post(url, json=body, headers=headers, trust_env=False, verify=NO_TLS, timeout=PATIENCE)
     assert answer.status_code == httpx.codes.OK, answer.text
 
 

@@ -24,6 +24,7 @@ from gateway.__main__ import command as gateway_command
 from gateway.http.services import HttpOptions
 from gateway.serving import ServingModel
 from gateway.tenants import EVERYBODY, ApiKeys, KeyLine, Tenant, read_key_file
+from tests.factories.http import NO_TLS
 from tests.gateway.edges import Edge, running_grpc, running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, answers
 
@@ -53,7 +54,7 @@ async def edge(model: ServingModel, dispatcher: FakeDispatcher) -> AsyncIterator
 
 @pytest.fixture
 async def client(edge: Edge) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=edge.url) as client:
+    async with httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as client:
         yield client
 
 
@@ -222,7 +223,7 @@ async def test_requests_belong_to_the_keys_tenant(client: httpx.AsyncClient, dis
 
 
 async def test_without_keys_all_is_open_and_nobodys(model: ServingModel, dispatcher: FakeDispatcher) -> None:
-    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url) as client:
+    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as client:
         for headers in ({}, bearer("anything")):
             assert (await client.post(TEXT, json=BODY, headers=headers)).status_code == 200
     assert {(request.tenant, request.cache_salt) for request in dispatcher.requests} == {("default", "salt-of-ours")}

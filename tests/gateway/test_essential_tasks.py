@@ -20,6 +20,7 @@ from gateway.queue.wakeups import WakeUps
 from gateway.service import Gateway, GatewayConfig
 from gateway.tasks import TaskDied
 from tests.common.text.model_folders import byte_level_folder, write_json
+from tests.factories.http import NO_TLS
 from tests.gateway.dispatching import TIMEOUT, eventually
 from tests.gateway.fake_workers import MODEL, FakeWorker
 
@@ -108,7 +109,7 @@ async def test_who_waits_in_the_queue_hears_of_its_death(
     gateway = gateway_of(worker)
     running = asyncio.create_task(gateway.run(), name="run")
     await eventually(lambda: gateway.readiness()[0])
-    async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=TIMEOUT) as client:
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", verify=NO_TLS, timeout=TIMEOUT) as client:
         answer = await client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"})
     assert (answer.status_code, "shutting down" in answer.text) == (503, True)
     with pytest.raises(TaskDied, match="queue"):

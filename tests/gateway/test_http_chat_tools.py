@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from gateway.serving import ServingModel
+from tests.factories.http import NO_TLS
 from tests.gateway.chat.templates import MISTRAL_MARKS, TEMPLATES, VOCAB_SIZE, chat_model
 from tests.gateway.edges import Edge, running_http
 from tests.gateway.fakes import FakeDispatcher, answers, deltas, token_logprobs
@@ -92,7 +93,7 @@ def joined(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
 @asynccontextmanager
 async def serving(model: ServingModel) -> AsyncIterator[Served]:
     dispatcher = FakeDispatcher(answers(model.tokenizer, ""), vocab_size=VOCAB_SIZE, max_request_tokens=8192)
-    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url) as http:
+    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as http:
         served = Served(model, edge, dispatcher, http)
         yield served
         await served.openai.close()
@@ -433,7 +434,7 @@ async def test_effort_goes_to_the_template(tmp_path: Path, fields: dict[str, Any
     template = "{{ reasoning_effort|default('-') }}/{{ enable_thinking|default('-') }}{{ messages[0].content }}"
     model = chat_model(tmp_path, template)
     dispatcher = FakeDispatcher(answers(model.tokenizer, "fine"), vocab_size=VOCAB_SIZE)
-    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url) as client:
+    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as client:
         body = {"messages": [{"role": "user", "content": "!"}], **fields}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
         assert model.tokenizer.decode(dispatcher.request.prompt_ids) == seen + "!"

@@ -20,6 +20,7 @@ from gateway.http.json_body import json_bytes
 from gateway.http.prompt_logprobs import prompt_logprobs_json
 from gateway.serving import ServingModel
 from tests.common.text.model_folders import byte_level_folder
+from tests.factories.http import NO_TLS
 from tests.gateway.edges import running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, Script, answers, deltas, prompt_scores
 
@@ -40,7 +41,7 @@ def dispatcher(model: ServingModel) -> FakeDispatcher:
 
 @pytest.fixture
 async def client(model: ServingModel, dispatcher: FakeDispatcher) -> AsyncIterator[httpx.AsyncClient]:
-    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url) as client:
+    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as client:
         yield client
     assert dispatcher.all_closed
 

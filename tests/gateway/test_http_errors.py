@@ -25,6 +25,7 @@ from gateway.http.limits import MAX_BIASES
 from gateway.http.schemas import CompletionBody
 from gateway.http.services import HttpOptions
 from gateway.serving import ServingModel
+from tests.factories.http import NO_TLS
 from tests.gateway.edges import Edge, running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, answers
 
@@ -51,7 +52,7 @@ async def edge(model: ServingModel, dispatcher: FakeDispatcher) -> AsyncIterator
 
 @pytest.fixture
 async def client(edge: Edge) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=edge.url) as client:
+    async with httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as client:
         yield client
         assert (await client.get("/health")).status_code == 200
         control = await client.post(TEXT, json={"prompt": "x"})
@@ -371,7 +372,7 @@ async def test_extreme_but_valid_values(client: httpx.AsyncClient, dispatcher: F
 async def test_model_without_template(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, template=None)
     dispatcher = FakeDispatcher(answers(model.tokenizer, "fine"))
-    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url) as client:
+    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as client:
         response = await client.post(CHAT, json={"messages": HI})
         assert (response.status_code, error_of(response)["param"]) == (400, "messages")
         assert (await client.post(TEXT, json={"prompt": "x"})).status_code == 200
@@ -381,7 +382,7 @@ async def test_raising_template(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, template="{{ raise_exception('roles must alternate') }}")
     async with (
         running_http(model, FakeDispatcher(answers(model.tokenizer, "fine"))) as edge,
-        httpx.AsyncClient(base_url=edge.url) as client,
+        httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as client,
     ):
         response = await client.post(CHAT, json={"messages": HI})
     assert response.status_code == 400

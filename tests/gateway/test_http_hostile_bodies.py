@@ -14,6 +14,7 @@ from gateway.http.responses.schemas import ResponseBody
 from gateway.http.schemas import ChatCompletionBody, CompletionBody
 from gateway.http.tokenize import DetokenizeBody, TokenizeBody
 from gateway.serving import ServingModel
+from tests.factories.http import NO_TLS
 from tests.gateway.chat.templates import TEMPLATES, VOCAB_SIZE, chat_model
 from tests.gateway.edges import running_http
 from tests.gateway.fakes import FakeDispatcher, answers
@@ -31,7 +32,10 @@ def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 @pytest.fixture
 async def client(model: ServingModel) -> AsyncIterator[httpx.AsyncClient]:
     dispatcher = FakeDispatcher(answers(model.tokenizer, "fine"), vocab_size=VOCAB_SIZE, max_request_tokens=8000)
-    async with running_http(model, dispatcher) as edge, httpx.AsyncClient(base_url=edge.url, timeout=60) as client:
+    async with (
+        running_http(model, dispatcher) as edge,
+        httpx.AsyncClient(base_url=edge.url, verify=NO_TLS, timeout=60) as client,
+    ):
         yield client
 
 

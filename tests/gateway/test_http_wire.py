@@ -14,6 +14,7 @@ from gateway.accounting import EdgeMetrics
 from gateway.http.app import create_app
 from gateway.http.services import HttpOptions, HttpServices
 from gateway.serving import ServingModel
+from tests.factories.http import NO_TLS
 from tests.gateway.dispatching import eventually
 from tests.gateway.edges import Edge, running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, answers
@@ -42,7 +43,7 @@ async def edge(model: ServingModel, dispatcher: FakeDispatcher) -> AsyncIterator
 
 @pytest.fixture
 async def client(edge: Edge) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=edge.url) as client:
+    async with httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as client:
         yield client
 
 

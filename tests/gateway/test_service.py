@@ -28,6 +28,7 @@ from gateway.http.listen import bind
 from gateway.service import Gateway, GatewayConfig
 from gateway.tenants import ApiKeys, KeyLine
 from tests.common.text.model_folders import byte_level_folder, write_json
+from tests.factories.http import NO_TLS
 from tests.gateway.dispatching import TIMEOUT, eventually
 from tests.gateway.fake_workers import MODEL, FakeWorker, Run
 
@@ -48,7 +49,9 @@ async def running(
     gateway = Gateway(config)
     try:
         await gateway.start()
-        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=TIMEOUT) as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://{gateway.http_address}", verify=NO_TLS, timeout=TIMEOUT
+        ) as client:
             yield gateway, client
     finally:
         await gateway.stop()
@@ -242,7 +245,7 @@ async def process(
 
 
 async def _ready(child: asyncio.subprocess.Process, url: str) -> None:
-    async with asyncio.timeout(60), httpx.AsyncClient(base_url=url) as client:
+    async with asyncio.timeout(60), httpx.AsyncClient(base_url=url, verify=NO_TLS) as client:
         while True:
             assert child.returncode is None, "the gateway ended"
             try:
@@ -261,7 +264,10 @@ async def draining(client: httpx.AsyncClient) -> None:
 
 async def test_sigterm_drains_and_exits_with_zero(folder: Path, decode: FakeWorker) -> None:
     decode.behave = silent
-    async with process(folder, decode) as (child, url), httpx.AsyncClient(base_url=url, timeout=TIMEOUT) as client:
+    async with (
+        process(folder, decode) as (child, url),
+        httpx.AsyncClient(base_url=url, verify=NO_TLS, timeout=TIMEOUT) as client,
+    ):
         async with client.stream("POST", "/v1/completions", json=completion(stream=True)) as response:
             run = await asyncio.wait_for(decode.submitted.get(), TIMEOUT)
             lines = response.aiter_lines()
@@ -283,7 +289,10 @@ async def test_sigterm_drains_and_exits_with_zero(folder: Path, decode: FakeWork
 
 async def test_second_signal_stops_at_once_with_an_error_event(folder: Path, decode: FakeWorker) -> None:
     decode.behave = silent
-    async with process(folder, decode) as (child, url), httpx.AsyncClient(base_url=url, timeout=TIMEOUT) as client:
+    async with (
+        process(folder, decode) as (child, url),
+        httpx.AsyncClient(base_url=url, verify=NO_TLS, timeout=TIMEOUT) as client,
+    ):
         async with client.stream("POST", "/v1/completions", json=completion(stream=True)) as response:
             await asyncio.wait_for(decode.submitted.get(), TIMEOUT)
             child.send_signal(signal.SIGTERM)

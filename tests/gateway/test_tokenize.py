@@ -13,6 +13,7 @@ from common.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from gateway.http.services import HttpOptions
 from gateway.serving import ServingModel
 from tests.common.text.model_folders import sentencepiece_folder
+from tests.factories.http import NO_TLS
 from tests.gateway.edges import running_grpc, running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, answers
 
@@ -35,7 +36,7 @@ async def client(model: ServingModel, dispatcher: FakeDispatcher) -> AsyncIterat
     options = HttpOptions(max_body_bytes=4 * 1024 * 1024)
     async with (
         running_http(model, dispatcher, options=options) as edge,
-        httpx.AsyncClient(base_url=edge.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=edge.url, verify=NO_TLS, timeout=20) as client,
     ):
         yield client
 
@@ -101,7 +102,7 @@ async def test_special_tokens(tmp_path: Path) -> None:
     chat = {"messages": [{"role": "user", "content": "the the"}]}
     async with (
         running_http(model, FakeDispatcher(answers(model.tokenizer, "x"))) as edge,
-        httpx.AsyncClient(base_url=edge.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=edge.url, verify=NO_TLS, timeout=20) as client,
     ):
         bos = model.tokenizer.bos_id
         bare = (await asked(client, "/tokenize", prompt="the the", add_special_tokens=False))["tokens"]

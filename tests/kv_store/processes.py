@@ -80,6 +80,8 @@ class Endpoint:
         deadline = time.monotonic() + PATIENCE
         while not condition(counters := self.counters()):
             assert time.monotonic() < deadline, f"{self.name}: {counters}"
+            # Asked without a pause, both processes would be busy with answers.
+            threading.Event().wait(0.01)
         return counters
 
     def digest(self, slots: list[int]) -> str:
@@ -116,18 +118,23 @@ class Endpoint:
 
 
 class Pair:
-    """Passes credits and seals between a sender and a receiver, as the workers' gRPC stream would."""
+    """Passes credits and seals between a sender and a receiver, as the workers' gRPC stream would.
+
+    What either said before, of an earlier pair, is forgotten.
+    """
 
     def __init__(self, sender: Endpoint, receiver: Endpoint) -> None:
         self.sender = sender
         self.receiver = receiver
         #: Fires when the first message of a transfer has surely been written: a second round of credits came.
         self.credited = threading.Semaphore(0)
-        receiver.listener = self._from_receiver
-        sender.listener = self._from_sender
-        sender.do("connect", peer=receiver.name, info=receiver.info, receive=False)
+        infos = (sender.info, receiver.info)
+        for endpoint, listener in ((receiver, self._from_receiver), (sender, self._from_sender)):
+            endpoint.listener = listener
+            endpoint.events.clear()
+        sender.do("connect", peer=receiver.name, info=infos[1], receive=False)
         assert sender.wait("Connected", peer=receiver.name)["error"] == "None"
-        receiver.do("connect", peer=sender.name, info=sender.info, receive=True)
+        receiver.do("connect", peer=sender.name, info=infos[0], receive=True)
         assert receiver.wait("Connected", peer=sender.name)["error"] == "None"
 
     def start(self, transfer_id: int, source: list[int], target: list[int], **options: Any) -> None:

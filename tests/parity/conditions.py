@@ -39,6 +39,11 @@ class Condition:
     #: A worker that is killed while many answers are under way, and started again.
     kills: str | None = None
 
+    @property
+    def gateway_name(self) -> str:
+        """The gateway that every cluster has is `remote`."""
+        return "gateway" if self.gateway == "remote" else self.gateway
+
 
 def load_systems() -> dict[str, System]:
     return {name: System(name, **entry) for name, entry in _read("systems.json").items()}

@@ -10,6 +10,7 @@ import httpx
 from common.pb.tandem.v1 import inference_pb2 as pb
 from common.pb.tandem.v1 import inference_pb2_grpc
 from tests.e2e.cluster import PATIENCE, Cluster
+from tests.factories.http import NO_TLS
 from tests.parity.features import Feature
 from tests.parity.outcome import Call, Choice, Outcome, Scored
 
@@ -28,7 +29,7 @@ _PLAIN_OPTIONS = (
 
 def ask_http(cluster: Cluster, gateway: str, feature: Feature, body: dict[str, Any], on_piece: OnPiece) -> Outcome:
     url = f"{cluster.url_of(gateway)}/v1/{feature.path}"
-    answer = httpx.post(url, json=body, trust_env=False, timeout=PATIENCE * 3)
+    answer = httpx.post(url, json=body, trust_env=False, verify=NO_TLS, timeout=PATIENCE * 3)
     assert answer.status_code == httpx.codes.OK, answer.text
     whole = answer.json()
     outcome = Outcome.empty(len(whole["choices"]))
@@ -46,7 +47,7 @@ def ask_sse(cluster: Cluster, gateway: str, feature: Feature, body: dict[str, An
     url = f"{cluster.url_of(gateway)}/v1/{feature.path}"
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     outcome = Outcome.empty(feature.num_choices)
-    with httpx.stream("POST", url, json=streamed, trust_env=False, timeout=PATIENCE * 3) as answer:
+    with httpx.stream("POST", url, json=streamed, trust_env=False, verify=NO_TLS, timeout=PATIENCE * 3) as answer:
         assert answer.status_code == httpx.codes.OK, answer.read()
         events = list(_events(answer.iter_lines(), on_piece))
     assert events.pop() == "[DONE]"

@@ -66,7 +66,7 @@ def run_round(
         body = feature.request(salt=f"{condition.name} {edge} {feature.name}", max_tokens=max_tokens)
 
         def once() -> Outcome:
-            return EDGES[edge](cluster, condition.gateway, feature, body, lambda: progress.piece(feature.name))
+            return EDGES[edge](cluster, condition.gateway_name, feature, body, lambda: progress.piece(feature.name))
 
         try:
             first = once()

@@ -13,6 +13,7 @@ from gateway.http.responses.memory_store import MemoryStore
 from gateway.http.responses.store import NoStore, StoredResponse
 from gateway.serving import ServingModel
 from gateway.tenants import ApiKeys, KeyLine
+from tests.factories.http import NO_TLS
 from tests.gateway.edges import running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, Script, answers, deltas
 
@@ -34,7 +35,7 @@ def dispatcher(model: ServingModel) -> FakeDispatcher:
 async def serving(model: ServingModel, dispatcher: FakeDispatcher, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         running_http(model, dispatcher, **options) as edge,
-        httpx.AsyncClient(base_url=edge.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=edge.url, verify=NO_TLS, timeout=20) as client,
     ):
         yield client
 

@@ -10,6 +10,7 @@ from openai.types.responses import Response
 
 from gateway.http.structured_fields import grammar_of_fields
 from gateway.serving import ServingModel
+from tests.factories.http import NO_TLS
 from tests.gateway.edges import running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, answers
 
@@ -37,7 +38,7 @@ def dispatcher(model: ServingModel) -> FakeDispatcher:
 async def client(model: ServingModel, dispatcher: FakeDispatcher) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         running_http(model, dispatcher) as edge,
-        httpx.AsyncClient(base_url=edge.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=edge.url, verify=NO_TLS, timeout=20) as client,
     ):
         yield client
 
@@ -246,7 +247,7 @@ async def test_effort_goes_to_the_template(tmp_path: Path, body: dict[str, Any],
     dispatcher = FakeDispatcher(answers(model.tokenizer, "one"))
     async with (
         running_http(model, dispatcher) as edge,
-        httpx.AsyncClient(base_url=edge.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=edge.url, verify=NO_TLS, timeout=20) as client,
     ):
         reply = await created(client, input="!", **body)
     assert model.tokenizer.decode(dispatcher.request.prompt_ids) == seen + "!"

@@ -15,6 +15,7 @@ from common.sampling import FinishReason
 from gateway.generation import GenerationRequest
 from gateway.http.responses.memory_store import MemoryStore
 from gateway.serving import ServingModel
+from tests.factories.http import NO_TLS
 from tests.gateway.edges import Edge, running_http, tiny_model
 from tests.gateway.fakes import FakeDispatcher, Script, answers, deltas
 
@@ -32,7 +33,7 @@ async def serving(
 ) -> AsyncIterator[tuple[Edge, httpx.AsyncClient]]:
     async with (
         running_http(model, dispatcher, **options) as edge,
-        httpx.AsyncClient(base_url=edge.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=edge.url, verify=NO_TLS, timeout=20) as client,
     ):
         yield edge, client
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from gateway.generation import GenerationRequest
 from gateway.serving import ServingModel
 from tests.common.text.model_folders import byte_level_folder
+from tests.factories.http import NO_TLS
 from tests.gateway.edges import Edge, running_http
 from tests.gateway.fakes import FakeDispatcher, Script, answers
 
@@ -138,7 +139,7 @@ async def test_the_result_of_a_call_goes_back(
         },
         {"role": "tool", "tool_call_id": call.call_id, "content": "sun"},
     ]
-    async with httpx.AsyncClient(base_url=edge.url) as plain:
+    async with httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as plain:
         body = {"messages": messages, "tools": [CHAT_TOOL]}
         assert (await plain.post("/v1/chat/completions", json=body)).status_code == 200
     _, by_id, by_items, by_chat = (request.prompt_ids for request in dispatcher.requests)
@@ -227,7 +228,7 @@ async def test_functions_made_of_models_are_parsed(client: openai.AsyncOpenAI) -
     ],
 )
 async def test_complaints_name_the_fields_of_this_api(edge: Edge, tools: Any, choice: Any, param: str) -> None:
-    async with httpx.AsyncClient(base_url=edge.url) as plain:
+    async with httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as plain:
         response = await plain.post("/v1/responses", json={"input": "hi", "tools": tools, "tool_choice": choice})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
@@ -239,7 +240,7 @@ async def test_a_bad_result_names_its_item(edge: Edge) -> None:
         {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "other", "output": "x"},
     ]
-    async with httpx.AsyncClient(base_url=edge.url) as plain:
+    async with httpx.AsyncClient(base_url=edge.url, verify=NO_TLS) as plain:
         response = await plain.post("/v1/responses", json={"input": items, "tools": [TOOL]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "input[3].call_id"

@@ -1,6 +1,6 @@
 """Compiles every Triton kernel for one GPU, without having one. Run by the test beside it, in a process of its own.
 
-python compile_triton.py CAPABILITY DTYPE      e.g. 90 bf16
+python compile_triton.py CAPABILITY DTYPE...      e.g. 90 bf16 fp32
 """
 
 import sys
@@ -49,13 +49,13 @@ def signature(kernel: triton.JITFunction, constants: Mapping[str, object], dtype
 
 
 def main() -> None:
-    capability, dtype = int(sys.argv[1]), sys.argv[2]
-    shape = {"head_dim": 64, "block_n": 32} if dtype == "fp32" else {"head_dim": 128, "block_n": 64}
-    for kernel, constants in kernels(**shape):
-        source = ASTSource(fn=kernel, signature=signature(kernel, constants, dtype), constexprs=dict(constants))
-        target = GPUTarget("cuda", capability, 32)
-        compiled = triton.compile(source, target=target, options={"num_warps": 4, "num_stages": 2})
-        print(kernel.__name__, len(compiled.asm["cubin"]), compiled.metadata.shared)
+    target = GPUTarget("cuda", int(sys.argv[1]), 32)
+    for dtype in sys.argv[2:]:
+        shape = {"head_dim": 64, "block_n": 32} if dtype == "fp32" else {"head_dim": 128, "block_n": 64}
+        for kernel, constants in kernels(**shape):
+            source = ASTSource(fn=kernel, signature=signature(kernel, constants, dtype), constexprs=dict(constants))
+            compiled = triton.compile(source, target=target, options={"num_warps": 4, "num_stages": 2})
+            print(kernel.__name__, len(compiled.asm["cubin"]), compiled.metadata.shared)
 
 
 if __name__ == "__main__":

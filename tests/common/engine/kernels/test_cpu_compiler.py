@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kernels"
 
 
+@pytest.fixture
+def hasty_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is compiled matters here, not how fast it runs: the compiler does not optimise."""
+    wrapper = tmp_path / "hasty-c++"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(find_compiler())} "$@" -O0\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hasty_compiler")
 def test_processes_may_race_for_an_empty_cache(cache: Path) -> None:
     command = [sys.executable, "-c", BUILD_AND_RUN]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
@@ -51,6 +63,7 @@ def test_the_name_depends_on_flags_and_compiler(monkeypatch: pytest.MonkeyPatch,
     assert library_name([str(other)]) != plain
 
 
+@pytest.mark.usefixtures("hasty_compiler")
 def test_a_cache_that_cannot_be_written_costs_a_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path / "file"))

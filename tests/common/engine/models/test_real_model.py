@@ -44,14 +44,14 @@ def text_ids(demo_model_path: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 600])
+@pytest.mark.parametrize("length", [1, 16, 17, 300])
 def test_logits_and_greedy_tokens(demo_model: CausalLM, demo_oracle: Oracle, text_ids: list[int], length: int) -> None:
     ids = text_ids[:length]
     assert len(ids) == length
     driver = SequenceDriver(demo_model)
-    logits = driver.prefill(driver.sequence(ids), chunk_size=256)
+    logits = driver.prefill(driver.sequence(ids), chunk_size=128)
     torch.testing.assert_close(logits, demo_oracle.logits(ids)[-1], rtol=0, atol=2e-3)
-    assert driver.greedy(driver.sequence(ids), 32, chunk_size=256) == demo_oracle.greedy_cached(ids, 32)
+    assert driver.greedy(driver.sequence(ids), 16, chunk_size=128) == demo_oracle.greedy_cached(ids, 16)
 
 
 @pytest.mark.slow
