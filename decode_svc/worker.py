@@ -329,9 +329,11 @@ class DecodeEngine:
             self._append(choice, token)
         for item in work:
             self._advance(item.sequence)
-        decoded = sum(1 for item in work if not item.sequence.is_prompt and item.end - item.start == 1)
+        decoded = sum(
+            not item.sequence.is_prompt and item.end - item.start == 1 and item.sequence not in late for item in work
+        )
         spans = [(item.start, item.end) for item in work]
-        self._meters.record_step(spans, decoded=decoded, seconds=self._clock() - begun)
+        self._meters.record_step(spans, decoded=decoded, seconds=self._clock() - begun, postponed=len(late))
 
     def _tell_scores(self, job: Job, first_position: int, entries: Seq[TokenLogprobs]) -> bool:
         """Log probabilities of prompt tokens, to the gateway. False, and nothing told, if they do not fit."""
