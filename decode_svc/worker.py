@@ -203,6 +203,9 @@ class DecodeEngine:
         job.timings.prefill_cached_tokens = first.cached_tokens
         job.note_computed(first.cached_tokens, prompt_tokens)
         for choice, token in drawn:
+            if job.request.grammar is not None:
+                # Its mask may have been late here, before the prompt was preempted: that state is not ours to touch.
+                choice.grammar = job.request.grammar.start()
             self._append(choice, token)
 
     def _is_possible(self, choice: Sequence, token_id: int) -> bool:
