@@ -203,6 +203,9 @@ class DecodeEngine:
         job.timings.prefill_cached_tokens = first.cached_tokens
         job.note_computed(first.cached_tokens, prompt_tokens)
         for choice, token in drawn:
+            if job.request.grammar is not None:
+                # Its mask may have been late here, before the prompt was preempted: that state is not ours to touch.
+                choice.grammar = job.request.grammar.start()
             self._append(choice, token)
 
     def _is_possible(self, choice: Sequence, token_id: int) -> bool:
@@ -329,9 +332,11 @@ class DecodeEngine:
             self._append(choice, token)
         for item in work:
             self._advance(item.sequence)
-        decoded = sum(1 for item in work if not item.sequence.is_prompt and item.end - item.start == 1)
+        decoded = sum(
+            not item.sequence.is_prompt and item.end - item.start == 1 and item.sequence not in late for item in work
+        )
         spans = [(item.start, item.end) for item in work]
-        self._meters.record_step(spans, decoded=decoded, seconds=self._clock() - begun)
+        self._meters.record_step(spans, decoded=decoded, seconds=self._clock() - begun, postponed=len(late))
 
     def _tell_scores(self, job: Job, first_position: int, entries: Seq[TokenLogprobs]) -> bool:
         """Log probabilities of prompt tokens, to the gateway. False, and nothing told, if they do not fit."""

@@ -70,18 +70,26 @@ class Meters:
         self._prefill_speed = SpeedMeter()
         self._decode_speed = SpeedMeter()
 
-    def record_step(self, spans: Sequence[tuple[int, int]], *, decoded: int, seconds: float) -> None:
-        """A step computed positions [start, end) of one sequence for each span; `decoded` of them all were each the one
-        new token of a sequence that decodes."""
+    def record_step(
+        self, spans: Sequence[tuple[int, int]], *, decoded: int, seconds: float, postponed: int = 0
+    ) -> None:
+        """A step computed positions [start, end) of one sequence for each span.
+
+        Args:
+            decoded: of them all, each the one new token of a sequence that decodes.
+            postponed: of them all, to be computed again because what they are for could not be done. They are counted
+                then, and say nothing of how fast others are.
+        """
         total = sum(end - start for start, end in spans)
         context = sum((end - start) * (start + end) // 2 for start, end in spans) // total
         self._pacer.record(total, seconds, context)
-        if decoded == total:
+        prefilled = total - decoded - postponed
+        if prefilled:
+            self._prefill_speed.record(prefilled, seconds)
+        elif decoded:
             self._decode_speed.record(decoded, seconds)
-        else:
-            self._prefill_speed.record(total - decoded, seconds)
         self.figures.tokens_decoded += decoded
-        self.figures.tokens_computed += total - decoded
+        self.figures.tokens_computed += prefilled
         self.figures.steps += 1
         self.figures.busy_seconds += seconds
 

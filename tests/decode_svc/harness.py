@@ -41,6 +41,7 @@ from tests.factories.engines import (
     prompt_scores,
     reference,
 )
+from tests.factories.grammars import UnreliableMasks
 
 Key = tuple[str, int]
 
@@ -122,6 +123,7 @@ class DecodeHarness:
         masks: object = MASKS,
     ) -> None:
         self.clock = FakeClock()
+        self.masks = masks
         self.kv = FakeKVCache(num_blocks, block_size)
         self.runner = FakeRunner(self.kv)
         self.pool = BlockPool(num_blocks, block_size)
@@ -289,6 +291,8 @@ class DecodeHarness:
     def check(self) -> None:
         """At any moment."""
         self.pool.check()
+        if isinstance(self.masks, UnreliableMasks):
+            self.masks.check()
         snapshot = self.engine.snapshot
         assert snapshot.free + snapshot.cached + snapshot.owned == self.pool.num_blocks, snapshot
         ending = sum(isinstance(event, ReceiveFinished) for event in self.transfer.events)

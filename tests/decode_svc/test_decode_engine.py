@@ -1,5 +1,6 @@
 """The decode engine, case by case: what the machine test covers by chance is told here by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -552,3 +553,29 @@ class TestLateMasks:
         late.cancelled = True
         harness.engine.handle(Cancel("late", 0))
         harness.finish()
+
+    def test_what_is_late_here_is_left_alone_when_a_prefill_worker_draws(self) -> None:
+        """Its prompt loses its blocks meanwhile, and with them what made it short enough to be computed here."""
+        masks = UnreliableMasks(share_late=1.0)
+        harness = DecodeHarness(num_blocks=9, local_prefill_tokens=2, peers=["p1:1"], masks=masks)
+        warm = harness.submit(request("warm", params=replace(LONG, max_tokens=1)))
+        harness.step()
+        assert warm.finished is not None
+        harness.submit(request("old", prompt_ids=prompt(8, seed=3), params=replace(LONG, max_tokens=28)))
+        harness.step()
+        harness.submit(request("late", prefill_targets=(P1,), grammar=compile_regex("[a-v]*")))
+        while not harness.remotes:
+            harness.step()
+        assert masks.num_late > 1
+        harness.send_first(only_remote(harness))
+        harness.check()
+        masks.share_late = 0.0
+        harness.finish()
+
+    def test_what_is_computed_again_counts_once(self) -> None:
+        harness = DecodeHarness(masks=UnreliableMasks())
+        told = harness.submit(request(length=9, grammar=compile_regex("[a-v]*")))
+        harness.finish()
+        figures = harness.engine.snapshot.figures
+        # The last one is drawn and not computed.
+        assert (figures.tokens_computed, figures.tokens_decoded) == (9, len(told.tokens[0]) - 1)

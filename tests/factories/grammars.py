@@ -45,7 +45,7 @@ class UnreliableMasks:
 
     def __init__(self, seed: int = 0, share_late: float = 0.4) -> None:
         self._random = random.Random(seed)
-        self._share_late = share_late
+        self.share_late = share_late
         self._late: dict[GrammarState, int] = {}
         self.num_late = 0
 
@@ -56,10 +56,16 @@ class UnreliableMasks:
     def wait(self) -> Masks:
         return [None if state is None else self._mask(state) for state in self._states]
 
+    def check(self) -> None:
+        """At any moment: a thread may be at work on those that are late."""
+        for state, pushed in self._late.items():
+            assert len(state._pushed) == pushed, "a token was drawn without a mask"
+
     def _mask(self, state: GrammarState) -> Any:
+        self.check()
         pushed = len(state._pushed)
-        assert self._late.pop(state, pushed) == pushed, "a token was drawn without a mask"
-        if self._random.random() >= self._share_late:
+        self._late.pop(state, None)
+        if self._random.random() >= self.share_late:
             return state.next_mask()
         self.num_late += 1
         self._late[state] = pushed

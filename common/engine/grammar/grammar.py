@@ -97,7 +97,9 @@ class GrammarState:
         if self._mask is None:
             before = self._seconds
             while self._pushed:
-                self.accept(self._pushed.pop(0))
+                # Forgotten only then: what goes wrong for a mask that nobody waits for any more does so again.
+                self.accept(self._pushed[0])
+                del self._pushed[0]
             words = np.empty(self.num_words, dtype=np.int32)
             self._mask = (words if self.fill(words) else None,)
             self.mask_seconds = self._seconds - before

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, BinaryIO, NoReturn, Protocol
 
 from common.engine.grammar import compile_process
@@ -56,13 +56,14 @@ def start_process() -> Process:
 
 
 def fork_process() -> "ForkedProcess | None":
-    """To be called by the main thread while it is alone: a fork takes no other thread along, only the locks they hold.
+    """To be called by the main thread, before it starts others.
 
-    None elsewhere than on Linux, where system libraries do not stand a fork.
+    None if there are others already (some tracers and debuggers start theirs before everything else): a fork takes none
+    of them along, only the locks they hold. None elsewhere than on Linux, too, where system libraries do not stand a
+    fork.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or threading.active_count() > 1:
         return None
-    assert threading.active_count() == 1, "a thread is running"
     parent, quiet = os.getpid(), _is_quiet()
     source, stdin = os.pipe()
     stdout, sink = os.pipe()
@@ -78,20 +79,27 @@ def fork_process() -> "ForkedProcess | None":
 
 @dataclass(eq=False)
 class ForkedProcess:
-    """What is used of a `subprocess.Popen`, of a process that was forked."""
+    """What is used of a `subprocess.Popen`, of a process that was forked. `kill` may be called from any thread."""
 
     pid: int
     stdin: BinaryIO
     stdout: BinaryIO
     _ended: bool = False
+    #: From when the kernel forgets the process until that is noted here its number is nobody's, or another's.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def kill(self) -> None:
-        if not self._ended:
-            os.kill(self.pid, signal.SIGKILL)
+        with self._lock:
+            if not self._ended:
+                os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
         """Until it has ended; its number may be another's afterwards."""
-        if not self._ended:
+        if self._ended:
+            return
+        # It stays a zombie, which may be killed.
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
             os.waitpid(self.pid, 0)
             self._ended = True
 

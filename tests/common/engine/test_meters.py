@@ -37,6 +37,23 @@ def test_steps_of_decodes_tell_one_speed_and_all_others_the_other() -> None:
     assert pacer.told == [(2, 0.5, 20), (8, 2.0, 4), (9, 2.0, 11)]
 
 
+def test_what_was_computed_and_could_not_be_used_is_no_speed_and_counts_later() -> None:
+    pacer = Pacer()
+    meters = Meters(pacer)
+    meters.record_step([(0, 8)], decoded=0, seconds=1.0)
+    # A prompt's last token beside a decode, a decode beside one that draws, and nobody who draws.
+    meters.record_step([(7, 8), (20, 21)], decoded=1, seconds=0.5, postponed=1)
+    meters.record_step([(10, 11), (20, 21)], decoded=1, seconds=0.5, postponed=1)
+    meters.record_step([(7, 8)], decoded=0, seconds=9.0, postponed=1)
+    meters.record_step([(0, 8), (7, 8)], decoded=0, seconds=1.0, postponed=1)
+    seen = snapshot(meters)
+    assert seen.decode_tokens_per_second == pytest.approx(2 / 1.0)
+    assert seen.prefill_tokens_per_second == pytest.approx(16 / 2.0)
+    assert seen.figures == Figures(tokens_computed=16, tokens_decoded=2, steps=5, busy_seconds=12.0)
+    # Steps are as long as what they compute makes them.
+    assert [tokens for tokens, _, _ in pacer.told] == [8, 2, 2, 1, 9]
+
+
 def test_a_snapshot_stays_as_it_is() -> None:
     meters = Meters(Pacer())
     before = snapshot(meters)

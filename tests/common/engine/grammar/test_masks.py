@@ -177,5 +177,7 @@ class TestLate:
     def test_a_token_that_the_mask_did_not_allow_is_an_assertion(self, bench: Bench) -> None:
         state = bench.regex("a").start()
         state.push(bench.encode("b")[0])
-        with pytest.raises(AssertionError, match="does not allow"):
-            state.next_mask()
+        # Again and again: the first time it may be for a mask that is late, and nobody hears of it.
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="does not allow"):
+                state.next_mask()
