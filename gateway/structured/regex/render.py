@@ -4,7 +4,13 @@ Its own reading of regular expressions (xgrammar 0.2.9) is off in places: in a s
 match "a", and `[\\^a]` to match all but "a"; outside of one, `\\x2e0` is one character to it.
 """
 
-from gateway.structured.regex.escapes import has_escapes, long_escapes, plain_part, short_escapes
+from gateway.structured.regex.escapes import (
+    MAX_ESCAPED_REPEAT,
+    has_escapes,
+    long_escapes,
+    plain_part,
+    short_escapes,
+)
 from gateway.structured.regex.tree import Alternation, Anchor, Chars, Concat, Node, Ranges, Repeat, union
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _!#%&',:;<=>@`~")
@@ -68,9 +74,15 @@ def _is_choice(tree: Node) -> bool:
 
 
 def _repeated_choice(item: str, low: int, high: int | None) -> str:
-    """Written out as loops and options: what is counted is a rule of its own to the compiler, which makes it slow."""
+    """Written out as loops and options: what is counted is a rule of its own to the compiler, which makes it slow.
+
+    Only escapes that nothing else can stand for are repeated more often. They are counted, for options within options
+    go no deeper than the compiler allows.
+    """
     if high is None:
         return item * low + f"{item}*"
+    if high - low > MAX_ESCAPED_REPEAT:
+        return item + _count(low, high)
     return item * low + f"({item}" * (high - low) + ")?" * (high - low)
 
 

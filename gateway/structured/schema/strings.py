@@ -5,9 +5,9 @@ from typing import Any
 
 from gateway.structured.complaints import Complaints, Place
 from gateway.structured.limits import MAX_REGEX_POSITIONS, MAX_REPEAT
-from gateway.structured.regex.forms import positions, search, with_lengths
+from gateway.structured.regex.forms import only, positions, search, with_lengths
 from gateway.structured.regex.parse import RegexError, parse_regex
-from gateway.structured.regex.tree import ANYTHING, NOTHING, Node
+from gateway.structured.regex.tree import ANY_RANGES, ANYTHING, NOTHING, Node
 from gateway.structured.schema.alternatives import Text
 from gateway.structured.schema.branches import Branch
 from gateway.structured.schema.formats import APPROXIMATE, format_tree
@@ -61,7 +61,8 @@ class Strings:
             raise self._complaints.wrong(place, f"has more than {MAX_REGEX_POSITIONS} characters, repetitions counted")
         if tree == ANYTHING:
             return None
-        return tree
+        # A set without characters (`[^\s\S]`) would be written as nothing at all, which matches the empty text.
+        return only(tree, ANY_RANGES)
 
     def _format(self, name: str) -> Node | None:
         if name not in self._formats:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import InvalidRequest
 from gateway.structured.json_schema import schema_grammar
 from gateway.structured.regex.escapes import MAX_ESCAPED_REPEAT, MAX_ESCAPED_SINGLE
 from tests.gateway.structured.walking import Bench
@@ -99,6 +100,7 @@ def test_what_is_written_is_valid(bench: Bench, schema: dict[str, Any]) -> None:
         (f"^.{{{MAX_ESCAPED_SINGLE}}}$", '"' * MAX_ESCAPED_SINGLE, True),
         (f"^.{{{MAX_ESCAPED_SINGLE + 1}}}$", '"' * (MAX_ESCAPED_SINGLE + 1), False),
         (f'^"{{{MAX_ESCAPED_REPEAT + 1}}}$', '"' * (MAX_ESCAPED_REPEAT + 1), True),
+        (r"^(a\n{0,10000})?$", "a" + "\n" * 2000, True),
         (r"\S", '"a"', True),
         (r"\S", '""', False),
         (r"^\S.*\S$", '""', True),
@@ -125,3 +127,26 @@ def test_names_have_no_escapes(bench: Bench) -> None:
     """Else they could repeat a declared one, or each other."""
     grammar = strict(bench, {"type": "object", "patternProperties": {'^[a"]': {"type": "null"}}})
     assert bench.accepts(grammar, '{"ab": null}') and not bench.accepts(grammar, '{"\\"b": null}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken", "refused"),
+    [
+        (r"^(a|[^\s\S])$", ["a"], ["", "b"]),
+        (r"^a[^\s\S]*$", ["a"], ["", "aa"]),
+        (r"^a([^\d\D]|b)+$", ["ab", "abb"], ["a"]),
+    ],
+)
+def test_nothing_is_in_a_set_of_nothing(bench: Bench, pattern: str, taken: list[str], refused: list[str]) -> None:
+    grammar = strict(bench, {"type": "string", "pattern": pattern})
+    assert all(bench.accepts(grammar, json.dumps(text)) for text in taken)
+    assert not any(bench.accepts(grammar, json.dumps(text)) for text in refused)
+
+
+@pytest.mark.parametrize("pattern", [r"[^\s\S]", r"^a[^\w\W]b$", r"^[^\s\S]+$"])
+def test_a_pattern_that_nothing_matches_allows_no_string(bench: Bench, pattern: str) -> None:
+    grammar = strict(bench, {"type": ["string", "null"], "pattern": pattern})
+    assert bench.accepts(grammar, "null")
+    assert not any(bench.accepts(grammar, json.dumps(text)) for text in ("", "a", "ab"))
+    with pytest.raises(InvalidRequest, match="no value is valid"):
+        schema_grammar({"type": "string", "pattern": pattern}, field="schema", strict=True)
