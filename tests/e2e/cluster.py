@@ -21,11 +21,7 @@ from deploy.local import child_env
 from deploy.ports import free_port
 from deploy.spawned import dying_with_me
 from deploy.valkey import valkey_spec, valkey_url
-<<<<<<< HEAD
 from tests.e2e.loopback import get
-=======
-from tests.factories.http import NO_TLS
->>>>>>> work-e2e
 
 T = TypeVar("T")
 
@@ -191,11 +187,7 @@ class Cluster:
             url = self.url_of(name)
         else:
             url = f"http://{LOOPBACK}:{member.options['--metrics-port']}"
-<<<<<<< HEAD
         return get(f"{url}/metrics", timeout=PATIENCE).text
-=======
-        return httpx.get(f"{url}/metrics", trust_env=False, verify=NO_TLS, timeout=PATIENCE).text
->>>>>>> work-e2e
 
     @property
     def url(self) -> str:
@@ -208,11 +200,7 @@ class Cluster:
     def gateway_status(self, gateway: str = "gateway") -> dict[str, Any]:
         """What `tandem status --json` shows."""
         url = f"{self.url_of(gateway)}/tandem/status"
-<<<<<<< HEAD
         answer: dict[str, Any] = get(url, timeout=PATIENCE).json()
-=======
-        answer: dict[str, Any] = httpx.get(url, trust_env=False, verify=NO_TLS, timeout=PATIENCE).json()
->>>>>>> work-e2e
         return answer
 
     def status(self, name: str) -> pb.WorkerStatus:
@@ -296,11 +284,7 @@ class Cluster:
 
 def _answers(url: str) -> bool:
     try:
-<<<<<<< HEAD
         return get(url, timeout=5.0).status_code == httpx.codes.OK
-=======
-        return httpx.get(url, trust_env=False, verify=NO_TLS, timeout=5.0).status_code == httpx.codes.OK
->>>>>>> work-e2e
     except httpx.HTTPError:
         return False
 

@@ -18,11 +18,7 @@ from common.redis_keys import Keys
 from common.registry import WorkerRecord
 from deploy.valkey import valkey_url
 from tests.e2e.cluster import LOOPBACK, PATIENCE, Cluster, eventually
-<<<<<<< HEAD
 from tests.e2e.loopback import PLAIN
-=======
-from tests.factories.http import NO_TLS
->>>>>>> work-e2e
 from tests.factories.oracle import TinyModel
 
 MODEL = "test-model"
@@ -131,10 +127,6 @@ class GrpcStream:
         assert self.answer.stats is not None, "the stream ended without a summary"
         return self.answer
 
-    def is_over(self) -> bool:
-        """Whether the call has its status, however it ended."""
-        return bool(self._call.done())
-
     def code(self) -> grpc.StatusCode:
         """The status with which the call ends, having read what still comes."""
         with suppress(grpc.RpcError):
@@ -177,13 +169,7 @@ class RawHttp:
 
 def sse_events(url: str, body: dict[str, Any]) -> Iterator[Any]:
     """JSON of each event as it comes; "[DONE]" as text."""
-<<<<<<< HEAD
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE, **PLAIN) as answer:
-=======
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json=body, trust_env=False, verify=NO_TLS, timeout=PATIENCE
-    ) as answer:
->>>>>>> work-e2e
         assert answer.status_code == httpx.codes.OK, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: "):

@@ -1,14 +1,13 @@
-"""HTTP to processes of this machine: around proxies, and without the certificates that no plain HTTP needs.
-
-Reading those takes 25 ms of compute for each request, which is more than most requests cost the servers.
-"""
+"""HTTP to processes of this machine, around proxies."""
 
 from typing import Any
 
 import httpx
 
+from tests.factories.http import NO_TLS
+
 #: Of every request to a server of a test.
-PLAIN: dict[str, Any] = {"trust_env": False, "verify": False}
+PLAIN: dict[str, Any] = {"trust_env": False, "verify": NO_TLS}
 
 
 def request(method: str, url: str, *, timeout: float, **options: Any) -> httpx.Response:

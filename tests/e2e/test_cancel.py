@@ -130,22 +130,7 @@ def test_deadline_ends_a_prompt_that_is_being_prefilled(judge: Judge) -> None:
 @pytest.mark.parametrize("phase", ["travelling", "decoding"])
 def test_deadline_of_a_grpc_call_ends_it_in_later_phases(judge: Judge, phase: str) -> None:
     phases = Phases(judge.cluster)
-<<<<<<< HEAD
-    # On a machine that does not get there in time, the next one has twice as long.
-    deadlines = [4.0 * 2**tries for tries in range(5)]
-    opened: list[GrpcStream] = []
-
-    def open_() -> GrpcStream:
-        opened.append(GrpcStream(judge.cluster, judge.prompts.fresh(LONG), ENDLESS, deadline=deadlines[len(opened)]))
-        return opened[-1]
-
-    def passed() -> bool:
-        return opened[-1].is_over() or (phase != "decoding" and phases.decoding())
-
-    stream = seize(open_, getattr(phases, phase), passed, tries=len(deadlines))
-=======
     stream = seize_before_its_deadline(judge, LENGTHS[phase], ENDLESS, getattr(phases, phase))
->>>>>>> work-e2e
     with stream, ExitStack() as stack:
         if phase == "travelling":
             # The deadline must find it there: nothing more is sent.
