@@ -65,9 +65,15 @@ class Turns:
         return (int(self._seconds[job] / self._slice_seconds) + 1) * self._slice_seconds - self._seconds[job]
 
     def to_restart(self) -> int | None:
-        """The job that is to lose what it has done because too many keep it: of these the one that has done least."""
+        """The job that is to lose what it has done: of those that keep it the one with the fewest slices, the newest of
+        several. Because too many keep it, or because it came after one that waits for room: else those that come would
+        always be before it."""
         kept = self._kept
-        return min(kept, key=lambda job: (self._seconds[job], -job)) if len(kept) > self._max_kept else None
+        loser = min(kept, key=lambda job: (self._slices(job), -job), default=None)
+        if loser is None or len(kept) < self._max_kept:
+            return None
+        overtakes = self._slices(loser) == 1 and min(self._heavy.difference(kept), default=loser) < loser
+        return loser if overtakes or len(kept) > self._max_kept else None
 
     def surplus(self) -> int | None:
         """The job to be ended because there are too many heavy ones: the newest of them."""

@@ -88,6 +88,30 @@ def test_beyond_that_the_newest_is_ended() -> None:
     assert machine.ended == [3, 4] and machine.done == [1, 2]
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    piece=st.sampled_from([3, 7, SLICE]),
+    max_kept=st.integers(1, 4),
+    pause=st.integers(1, 3),
+    share=st.integers(1, 3),
+)
+def test_heavy_ones_are_done_in_the_order_in_which_they_came_however_many_come_behind(
+    piece: int, max_kept: int, pause: int, share: int
+) -> None:
+    """The next one comes `pause` slices and a bit after each; every `share`-th is heavy."""
+    first = range(1, 2 * max_kept + 2)
+    costs = {job: 5 * SLICE if job in first or job % share == 0 else SLICE // 2 for job in range(1, 150)}
+    machine = Machine(costs, max_kept=max_kept, max_heavy=2 * max_kept + 6)
+    for job in first:
+        machine.turns.add(job)
+    for job in range(first.stop, 150):
+        machine.turns.add(job)
+        for _ in range(-(-SLICE * pause // piece) + 1):
+            machine.run(piece)
+    done = [job for job in machine.done if costs[job] > SLICE]
+    assert done and set(done[: len(first)]) <= set(first)
+
+
 @settings(deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(1, 240), st.integers(0, 6)), min_size=1, max_size=15),
