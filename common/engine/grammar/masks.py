@@ -27,9 +27,13 @@ Masks = list[Words | Late | None]
 class PendingMasks:
     """Masks that are being computed. Their states must be left alone until `wait` has returned, late ones beyond."""
 
-    def __init__(self, count: int, batches: "Sequence[_Batch]", wait_seconds: float | None) -> None:
+    def __init__(
+        self, count: int, batches: "Sequence[_Batch]", awaited: "Sequence[_Batch]", wait_seconds: float | None
+    ) -> None:
+        """`awaited`: those of the batches that are waited for; the others may be there all the same."""
         self._count = count
         self._batches = batches
+        self._awaited = awaited
         self._wait_seconds = wait_seconds
 
     def wait(self) -> Masks:
@@ -38,9 +42,9 @@ class PendingMasks:
         Those that have not begun by the end of the wait are not computed any more; the one that has goes on.
         """
         masks: Masks = [None] * self._count
-        done, _ = wait([batch.future for batch in self._batches], self._wait_seconds)
+        wait([batch.future for batch in self._awaited], self._wait_seconds)
         for batch in self._batches:
-            if batch.future in done:
+            if batch.future.done():
                 batch.future.result()
             for place, mask in batch.close():
                 masks[place] = mask
@@ -50,11 +54,12 @@ class PendingMasks:
 class MaskFiller:
     """Two threads, started when there is first something to do: for usual states and for dear ones.
 
-    What a mask costs is known when it is there, so that a state that becomes dear has kept others waiting once.
+    Dear ones have the time of the forward pass; longer they are waited for only where nobody else could draw. What a
+    mask costs is known when it is there, so that a state that becomes dear has kept others waiting once.
     """
 
     def __init__(self, wait_seconds: float | None = None) -> None:
-        """`wait_seconds`: how long `PendingMasks.wait` waits; None: until all are there."""
+        """`wait_seconds`: how long `PendingMasks.wait` waits at most; None: until all are there, dear ones too."""
         self._wait_seconds = wait_seconds
         self._usual = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-masks")
         self._dear = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-dear-masks")
@@ -70,7 +75,9 @@ class MaskFiller:
         usual = [item for item in todo if item[1].mask_seconds < _DEAR_SECONDS]
         dear = [item for item in todo if item[1].mask_seconds >= _DEAR_SECONDS]
         batches = [_Batch(items, pool) for items, pool in ((usual, self._usual), (dear, self._dear)) if items]
-        return PendingMasks(len(states), batches, self._wait_seconds)
+        only_dear = len(dear) == len(states)
+        awaited = batches if only_dear or self._wait_seconds is None else batches[: bool(usual)]
+        return PendingMasks(len(states), batches, awaited, self._wait_seconds)
 
     def close(self) -> None:
         """Finish what is under way and end the threads."""

@@ -136,6 +136,26 @@ class TestLate:
         assert first.wait() != [LATE]
         filler.close()
 
+    @pytest.mark.parametrize("with_state", [True, False])
+    def test_dear_ones_are_not_waited_for_where_others_can_draw(self, with_state: bool) -> None:
+        # Would wait for ever.
+        filler, dear = MaskFiller(1e6), Slow(dear=True)
+        for misses in range(1, 4):
+            other, mask = filler.start([let() if with_state else None, dear]).wait()  # type: ignore[list-item]
+            assert (other is not None) == with_state and mask is LATE and dear.misses == misses
+        dear.may_end.set()
+        while (mask := filler.start([None, dear]).wait()[1]) is LATE:  # type: ignore[list-item]
+            pass
+        assert isinstance(mask, np.ndarray) and mask.tolist() == [5]
+        filler.close()
+
+    def test_dear_ones_are_waited_for_where_nobody_else_can_draw(self) -> None:
+        filler, dear = MaskFiller(1e6), Slow(dear=True)
+        pending = filler.start([dear])  # type: ignore[list-item]
+        threading.Timer(0.01, dear.may_end.set).start()
+        assert pending.wait() != [LATE]
+        filler.close()
+
     def test_what_has_not_begun_in_time_is_not_begun(self, hasty: MaskFiller) -> None:
         slow, others = Slow(dear=True), [let(dear=True) for _ in range(3)]
         assert hasty.start([slow, *others]).wait() == [LATE] * 4  # type: ignore[list-item]
