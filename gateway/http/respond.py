@@ -92,9 +92,16 @@ class GenerationResponse(Response):
         self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
-            await self._send_events(answer, send)
+            await self._send_to_end(answer, send)
         except TimeoutError:
             self._cut()
+
+    async def _send_to_end(self, answer: Answer, send: Send) -> None:
+        """The answer's events, or those so far and what went wrong. Raises TimeoutError as `_write`."""
+        try:
+            await self._send_events(answer, send)
+        except TimeoutError:
+            raise
         except Exception as error:  # the status line is out: the client hears of it in the stream
             if not isinstance(error, TandemError):
                 LOG.exception("request %s failed in mid-stream", self._record.request_id)
