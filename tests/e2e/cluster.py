@@ -18,10 +18,10 @@ import httpx
 from common.pb.tandem.v1 import worker_pb2 as pb
 from common.pb.tandem.v1 import worker_pb2_grpc
 from deploy.local import child_env
-from deploy.ports import free_port
 from deploy.spawned import dying_with_me
 from deploy.valkey import valkey_spec, valkey_url
 from tests.e2e.loopback import get
+from tests.e2e.ports import Ports
 
 T = TypeVar("T")
 
@@ -100,6 +100,7 @@ class Cluster:
     env: Mapping[str, str] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
     _valkey: subprocess.Popen[bytes] | None = None
+    _ports: Ports = field(default_factory=Ports)
 
     # --- members -----------------------------------------------------------------------------------
 
@@ -135,8 +136,8 @@ class Cluster:
             f"{role}_svc",
             {
                 "--worker-id": name,
-                "--port": str(free_port()),
-                "--metrics-port": str(free_port()),
+                "--port": str(self._ports.take()),
+                "--metrics-port": str(self._ports.take()),
                 "--threads": "1",
                 "--drain-seconds": "10",
                 **self.worker_options,
@@ -147,8 +148,8 @@ class Cluster:
     def add_gateway(self, name: str = "gateway", **options: str) -> Member:
         own = {f"--{key.replace('_', '-')}": value for key, value in options.items()}
         fixed = {
-            "--http-port": str(free_port()),
-            "--grpc-port": str(free_port()),
+            "--http-port": str(self._ports.take()),
+            "--grpc-port": str(self._ports.take()),
             "--worker-wait": "5",
             # Estimates depend on how busy the machine is, and tests must not.
             "--prefill-policy": "remote",
@@ -171,6 +172,7 @@ class Cluster:
         if self._valkey is not None and self._valkey.poll() is None:
             self._valkey.kill()
             self._valkey.wait(PATIENCE)
+        self._ports.give_back()
 
     # --- questions ---------------------------------------------------------------------------------
 
