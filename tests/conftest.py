@@ -1,5 +1,6 @@
 """What must hold before any test module is imported."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -14,6 +15,17 @@ if not Path("/dev/nvidiactl").exists():
 # Read by litellm when it is imported: what models cost is nothing to fetch from elsewhere.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-# How long an example takes says something of the machine, not of the code.
-settings.register_profile("tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tandem")
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests stay loaded to the end: no search for garbage need look at all that again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries count what is left of theirs when the process ends."""
+    gc.unfreeze()

@@ -22,6 +22,8 @@ from deploy.ports import free_port
 from deploy.spawned import dying_with_me
 from tests.deploy import fake_services
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., subprocess.Popen[str]]
 
 

@@ -79,7 +79,13 @@ async def running_http(
     if responses is not None:
         services = replace(services, responses=responses)
     config = uvicorn.Config(
-        create_app(services), http=JsonH11Protocol, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+        create_app(services),
+        http=JsonH11Protocol,
+        log_level="critical",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        # On a machine so busy that this loop stands still for seconds, no client's connection is taken for an idle one.
+        timeout_keep_alive=60,
     )
     server = edge.server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

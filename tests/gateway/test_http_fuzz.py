@@ -38,6 +38,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return create_app(services)
 
 
+@pytest.mark.slow
 def test_by_the_openapi_document(app: Any) -> None:
     """Every operation that the document describes, with requests that it allows."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)

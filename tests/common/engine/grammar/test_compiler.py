@@ -132,6 +132,7 @@ class TestLimits:
             words[token_id // 32] |= 1 << token_id % 32
         assert grammar.end_token_ids == (2,) and _longer(words, grammar).tolist() == longer
 
+    @pytest.mark.slow
     def test_too_little_of_the_machine_is_a_shortage_and_not_kept(self, vocabulary: Vocabulary) -> None:
         limits = CompileLimits(cpu_seconds=600, wall_seconds=0.2)
         compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=limits)
@@ -196,6 +197,7 @@ class TestQueue:
         assert one is two is not three
 
 
+@pytest.mark.slow
 class TestProcess:
     async def test_one_that_was_killed_is_started_again(self, patient: GrammarCompiler) -> None:
         assert await asyncio.to_thread(works, patient, "before")
