@@ -79,7 +79,7 @@ class Crowd:
         self.harness.finish()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(2, 9))
 def test_every_token_comes_once_however_crowded_it_is(seed: int, num_requests: int) -> None:
     Crowd(seed).run(num_requests)

@@ -244,5 +244,5 @@ class DecodeEngineMachine(RuleBasedStateMachine):
         assert self.harness.counts[Outcome.FAILED] == 0
 
 
-DecodeEngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+DecodeEngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestDecodeEngine = DecodeEngineMachine.TestCase

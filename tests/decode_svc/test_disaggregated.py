@@ -129,7 +129,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests, st.sampled_from([1, 3, 4, 5]), st.sampled_from([1, 4, 5, 16]), st.integers(0, 2**32))
 def test_tokens_and_scores_are_those_of_the_reference(
     wanted: list[tuple[int, int, int, SamplingParams, str | None]], decode_block: int, prefill_block: int, seed: int

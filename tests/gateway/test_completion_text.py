@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -45,7 +45,6 @@ TEXTS = st.text(alphabet=st.sampled_from("ab é😀\n日"), min_size=1, max_size
 
 
 @given(TEXTS, st.lists(st.text(st.sampled_from("ab é😀"), min_size=1, max_size=3), max_size=3), st.integers(1, 4))
-@settings(deadline=None)
 def test_text_tokens_and_usage_agree(tokenizer: Tokenizer, text: str, stops: list[str], per_delta: int) -> None:
     ids = tokenizer.encode(text, parse_special=False)
     choice, result = shown(tokenizer, ids, TextOptions(stop=tuple(stops)), per_delta=per_delta)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.sampling import Candidate, FinishReason, TokenLogprobs
@@ -187,7 +187,6 @@ TEXTS = st.text(st.sampled_from("ab é😀\n日<|im_end|>"), max_size=20)
 
 
 @given(TEXTS, st.lists(st.integers(0, 400), max_size=12))
-@settings(deadline=None)
 def test_echo_is_the_text_and_offsets_index_it(model: ServingModel, text: str, ids: list[int]) -> None:
     tokenizer = model.tokenizer
     for prompt, tokens in ((text, tokenizer.encode(text)), (ids, ids)):

@@ -47,7 +47,7 @@ def test_by_the_openapi_document(app: Any) -> None:
     for operation in operations:
         # A fixed order: the same cases in every run.
         @seed(0)
-        @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=25, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
             answer = case.call()
@@ -134,7 +134,7 @@ async def client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(request=broken_bodies())
 async def test_broken_bodies(client: httpx.AsyncClient, request: tuple[str, Any]) -> None:
     path, body = request
@@ -146,7 +146,7 @@ async def test_broken_bodies(client: httpx.AsyncClient, request: tuple[str, Any]
     check_form(answer.status_code, answer.headers.get("content-type", ""), answer.content)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(content=st.binary(max_size=200) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))
 async def test_bytes_that_are_no_body(client: httpx.AsyncClient, content: bytes) -> None:
     for path in ("chat/completions", "completions", "responses"):

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.json_body import JsonList, gathered, json_bytes, json_paced, json_pieces
@@ -21,13 +21,11 @@ def library(body: object) -> bytes:
 
 
 @given(st.dictionaries(_TEXT, _VALUES))
-@settings(deadline=None)
 def test_bytes_are_those_of_the_library(body: dict[str, object]) -> None:
     assert b"".join(json_pieces(body)) == library(body)
 
 
 @given(st.lists(st.lists(_LEAVES | st.just({"a": [1]}), max_size=3), max_size=5))
-@settings(deadline=None)
 def test_a_list_that_grows_is_a_list(parts: list[list[object]]) -> None:
     grown, whole = JsonList(), [item for part in parts for item in part]
     for part in parts:
@@ -60,7 +58,6 @@ def test_what_json_cannot_hold_is_an_error(value: float, depth: int) -> None:
 
 
 @given(st.lists(st.integers(0, 3)))
-@settings(deadline=None)
 def test_gathered_pieces_are_the_same_bytes(sizes: list[int]) -> None:
     pieces = [b"x" * (size * PART_BYTES // 2) for size in sizes]
     some = list(gathered(pieces))

@@ -202,7 +202,5 @@ class QueueMachine(RuleBasedStateMachine):
 def test_lua_follows_the_policy(valkey: ValkeyServer) -> None:
     QueueMachine.server = valkey
     machine = QueueMachine.TestCase
-    machine.settings = settings(
-        max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    machine.settings = settings(max_examples=25, stateful_step_count=20, suppress_health_check=list(HealthCheck))
     machine("runTest").runTest()

@@ -15,7 +15,7 @@ def chunk(layers: int, tokens: int, slot_tokens: int, *, ends_prompt: bool = Tru
     return OutgoingChunk(shape, 0, as_slots(range(tokens)), slot_bytes=slot_bytes, ends_prompt=ends_prompt)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     layers=st.integers(1, 12),
     tokens=st.integers(1, 40),

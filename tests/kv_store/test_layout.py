@@ -13,7 +13,7 @@ def random_pages(layers: int, blocks: int, block_size: int, heads: int, dim: int
     return torch.randn(layers, 2, blocks, block_size, heads, dim).to(dtype)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32 - 1),
     layers=st.integers(1, 4),
@@ -65,7 +65,7 @@ def test_the_wire_form_is_layer_then_kv_then_token() -> None:
         assert torch.equal(seen[:, :, token], pages[1:3, :, block, offset])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     num_layers=st.integers(1, 40),
     first_layer=st.integers(0, 5),

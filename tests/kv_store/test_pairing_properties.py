@@ -178,9 +178,7 @@ class RevokingPairingMachine(PairingMachine):
     revokes = True
 
 
-_SETTINGS = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+_SETTINGS = settings(max_examples=80, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow])
 PairingMachine.TestCase.settings = _SETTINGS
 RevokingPairingMachine.TestCase.settings = _SETTINGS
 TestPairing = PairingMachine.TestCase

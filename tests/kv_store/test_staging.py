@@ -82,7 +82,7 @@ class StagingMachine(RuleBasedStateMachine):
 
 
 StagingMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]
 )
 TestStagingMachine = StagingMachine.TestCase
 

@@ -194,6 +194,6 @@ class TransferMachineTest(RuleBasedStateMachine):
 
 
 TransferMachineTest.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=60, suppress_health_check=[HealthCheck.too_slow]
 )
 TestTransferMachine = TransferMachineTest.TestCase

@@ -124,5 +124,5 @@ class PrefillEngineMachine(RuleBasedStateMachine):
             self.harness.finish()
 
 
-PrefillEngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+PrefillEngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestPrefillEngine = PrefillEngineMachine.TestCase

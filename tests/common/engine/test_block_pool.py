@@ -333,4 +333,4 @@ class PoolAgainstModel(RuleBasedStateMachine):
 
 
 TestPoolAgainstModel = PoolAgainstModel.TestCase
-TestPoolAgainstModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPoolAgainstModel.settings = settings(max_examples=150, stateful_step_count=40)

@@ -132,7 +132,7 @@ class Tables(RuleBasedStateMachine):
         assert self.pool.num_owned == 0
 
 
-Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestTables = Tables.TestCase
 
 

@@ -103,7 +103,7 @@ def off_boundary(logits: list[float], params: SamplingParams) -> bool:
 
 
 @given(coarse_rows, filters)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_survivors_are_those_of_the_definition_ties_included(values: list[float], params: SamplingParams) -> None:
     if off_boundary(values, params):
         probs = filtered_probabilities(torch.tensor([values]), [params])
@@ -111,7 +111,7 @@ def test_survivors_are_those_of_the_definition_ties_included(values: list[float]
 
 
 @given(st.lists(st.tuples(coarse_rows, filters), min_size=1, max_size=5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_sorting_whole_rows_gives_the_same_as_row_by_row(rows: list[tuple[list[float], SamplingParams]]) -> None:
     rows = [(values, params) for values, params in rows if off_boundary(values, params)]
     if rows:

@@ -17,7 +17,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> list[s
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
 @given(data=st.data())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_text_survives(kind: str, request: pytest.FixtureRequest, data: st.DataObject) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     text = data.draw(TEXT)
@@ -31,7 +31,7 @@ def test_any_text_survives(kind: str, request: pytest.FixtureRequest, data: st.D
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_any_ids_stream_to_their_decoding(byte_level: Tokenizer, data: st.DataObject) -> None:
     """Also halves of characters in any order, special tokens, and ids without a token."""
     ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 3), max_size=30))

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.sampling import Candidate, FinishReason, TokenLogprobs
@@ -121,7 +121,6 @@ TEXT = st.lists(st.sampled_from(["a", " ", "\n", "<x y>", "<>", "{f|12}", "{g|}"
 
 
 @given(TEXT, st.lists(st.integers(0, 60), max_size=20))
-@settings(deadline=None)
 def test_items_do_not_depend_on_deltas_and_events_tell_them(text: str, cuts: list[int]) -> None:
     once, _ = run(text)
     output, events = run(text, cuts)

@@ -50,7 +50,7 @@ def grammars(bench: Bench) -> dict[str, Any]:
     return {pattern: strict(bench, {"type": "string", "pattern": pattern}) for pattern in PATTERNS}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(PATTERNS), st.data())
 def test_strings_that_match_a_pattern_are_taken(
     bench: Bench, grammars: dict[str, Any], pattern: str, data: st.DataObject
@@ -60,7 +60,7 @@ def test_strings_that_match_a_pattern_are_taken(
     assert bench.accepts(grammars[pattern], json.dumps(text, ensure_ascii=False))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(PATTERNS), st.text(ALPHABET, max_size=6))
 def test_no_others_are(bench: Bench, grammars: dict[str, Any], pattern: str, text: str) -> None:
     if not re.search(pattern.replace("$", r"\Z"), text):

@@ -76,7 +76,7 @@ DOCUMENTS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(DOCUMENTS, st.integers(0, 1000))
 def test_output_is_valid(bench: Bench, schema: Any, seed: int) -> None:
     try:

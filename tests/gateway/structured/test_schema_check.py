@@ -291,7 +291,7 @@ _SCHEMAS = st.dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(_SCHEMAS)
 def test_shapes_agree_with_the_metaschema(schema: dict[str, Any]) -> None:
     """What the metaschema refuses is refused; what it takes may still be refused, but not for its shape."""
@@ -308,7 +308,7 @@ def test_shapes_agree_with_the_metaschema(schema: dict[str, Any]) -> None:
     assert is_schema == (": must be " not in words), words
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(_SCHEMAS, st.booleans())
 def test_any_value_ends_in_a_grammar_or_in_words(bench: Bench, schema: dict[str, Any], strict: bool) -> None:
     try:

@@ -122,7 +122,7 @@ _PATTERNS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_PATTERNS, st.lists(st.text("ab-.é1\n", max_size=5), min_size=5, max_size=10), st.integers(0, 99))
 def test_regex_means_what_it_means_elsewhere(bench: Bench, pattern: str, texts: list[str], seed: int) -> None:
     """Compared with Python's `re`, in the automaton of the gateway and in the compiled grammar."""

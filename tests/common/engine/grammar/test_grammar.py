@@ -216,7 +216,7 @@ class TestReplay:
 class TestSampling:
     """Whatever the logits are, what is drawn matches from the first token on."""
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(seed=st.integers(0, 2**32), temperature=st.sampled_from([0.0, 0.7, 5.0]), top_k=st.sampled_from([0, 3]))
     def test_every_output_is_valid_json_of_its_schema(
         self, bench: Bench, person: Grammar, seed: int, temperature: float, top_k: int

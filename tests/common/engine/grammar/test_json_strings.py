@@ -60,7 +60,7 @@ def grammars() -> dict[Lengths, xgrammar.CompiledGrammar]:
     return {lengths: compiled(bounds(*lengths)) for lengths in LENGTHS}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(LENGTHS), st.data())
 def test_any_string_of_the_length_is_taken_and_no_other(
     grammars: dict[Lengths, xgrammar.CompiledGrammar],

@@ -88,7 +88,7 @@ def test_beyond_that_the_newest_is_ended() -> None:
     assert machine.ended == [3, 4] and machine.done == [1, 2]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     piece=st.sampled_from([3, 7, SLICE]),
     max_kept=st.integers(1, 4),
@@ -112,7 +112,6 @@ def test_heavy_ones_are_done_in_the_order_in_which_they_came_however_many_come_b
     assert done and set(done[: len(first)]) <= set(first)
 
 
-@settings(deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(1, 240), st.integers(0, 6)), min_size=1, max_size=15),
     piece=st.sampled_from([3, 7, SLICE]),

@@ -70,7 +70,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[
 
 
 @given(data=st.data(), piece_bytes=st.sampled_from([module.PIECE_BYTES, 1000, 4096]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_bit_of_any_tensor_changes_it(
     weights: tuple[Path, list[tuple[str, TensorEntry]]], data: st.DataObject, piece_bytes: int
 ) -> None:
