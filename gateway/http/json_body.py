@@ -23,15 +23,26 @@ class JsonList:
         self._pieces: list[bytes] = []
         self.extend(items)
 
-    def extend(self, items: Sequence[Any]) -> None:
-        """Items that JSON has; they are written at once."""
-        if items:
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def extend(self, items: "Sequence[Any] | JsonList") -> None:
+        """Items that JSON has; they are written at once, if they are not written yet."""
+        if isinstance(items, JsonList):
+            self._pieces += items._pieces
+        elif items:
             self._pieces.append(_bare(items))
 
     def __add__(self, other: "JsonList") -> "JsonList":
         """Both, one after the other. What is written already is shared."""
-        joined = JsonList()
-        joined._pieces = self._pieces + other._pieces
+        return self.joined((self, other))
+
+    @classmethod
+    def joined(cls, lists: "Iterable[JsonList]") -> "JsonList":
+        """All of them, one after the other."""
+        joined = cls()
+        for written in lists:
+            joined.extend(written)
         return joined
 
     def copy(self) -> "JsonList":

@@ -5,7 +5,7 @@ Most of the work on a long answer is on its log probabilities, and each of them 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +53,9 @@ class CountingTokenizer(Tokenizer):
 class Backlog:
     """A dispatcher whose generations are all there at once, as if their reader had slept through them."""
 
+    def __init__(self, token_ids: Sequence[int] = IDS) -> None:
+        self._ids = token_ids
+
     async def submit(self, request: GenerationRequest) -> Output:
         params, length = request.params, len(request.prompt_ids)
         output = Output(
@@ -64,7 +67,7 @@ class Backlog:
         if params.prompt_logprobs is not None:
             entries = rows(request.prompt_ids[1:], params.prompt_logprobs)
             assert output.put_prompt_logprobs(pb.PromptLogprobsDelta(first_position=1, entries=entries))
-        ids = IDS[: params.max_tokens]
+        ids = self._ids[: params.max_tokens]
         for choice in range(request.num_choices):
             delta = pb.Delta(
                 choice=choice,
@@ -109,12 +112,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServingModel:
     return replace(ServingModel.load(folder, "tiny"), tokenizer=CountingTokenizer.load(folder))
 
 
+def asking(model: ServingModel, backlog: Backlog) -> httpx.AsyncClient:
+    """Takes every byte at once: no socket makes the server wait."""
+    services = HttpServices(model, backlog, EdgeMetrics(CollectorRegistry()), lambda: (True, ""))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(services)), base_url="http://gateway")
+
+
 @pytest.fixture
 async def client(model: ServingModel) -> AsyncIterator[httpx.AsyncClient]:
-    """Takes every byte at once: no socket makes the server wait."""
-    services = HttpServices(model, Backlog(), EdgeMetrics(CollectorRegistry()), lambda: (True, ""))
-    transport = httpx.ASGITransport(create_app(services))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with asking(model, Backlog()) as client:
         yield client
 
 
@@ -146,6 +152,18 @@ async def test_over_http(client: httpx.AsyncClient, path: str, body: dict[str, A
         assert response.status_code == 200, response.text
         assert work.total > 2 * BOUND
         assert work.most <= BOUND, f"{work.most} texts of {work.total} between two turns, stream {stream}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_over_http_where_all_is_held_back_to_the_end(model: ServingModel, stream: bool) -> None:
+    """Space is part of a message only if words follow."""
+    (blank,) = model.tokenizer.encode(" ")
+    async with asking(model, Backlog([blank] * TOKENS)) as client:
+        with watched() as work:
+            response = await client.post("/v1/responses", json=RESPONSE | {"stream": stream})
+    assert response.status_code == 200, response.text
+    assert work.total > 2 * BOUND
+    assert work.most <= BOUND
 
 
 async def test_a_streamed_echo_is_the_whole_one(client: httpx.AsyncClient) -> None:

@@ -52,7 +52,7 @@ class MessageItem:
         self._has_part = True
         return [added, self._event("response.content_part.added", part=self._part())]
 
-    def add(self, text: str, logprobs: list[Json]) -> list[Json]:
+    def add(self, text: str, logprobs: JsonList) -> list[Json]:
         self._text.append(text)
         self._logprobs.extend(logprobs)
         return [self._event("response.output_text.delta", delta=text, logprobs=logprobs)]
@@ -170,8 +170,9 @@ class Output:
         self._open: Item | None = None
         #: Space that is part of a message if words follow.
         self._blank = ""
-        #: Tokens whose part is not known yet, each with the number of characters that it completed.
-        self._tokens: list[tuple[TextToken, int]] = []
+        #: Tokens whose part is not known yet: the log probability of each, and the number of characters that it
+        #: completed. They are written when they come: those that wait for their part may be many.
+        self._tokens: list[tuple[JsonList, int]] = []
         self._shown = 0
 
     @property
@@ -186,7 +187,7 @@ class Output:
         """The events of one delta."""
         events: list[Json] = []
         for piece in _pieces(delta, self._shown):
-            self._tokens += [(token, len(piece.text)) for token in piece.tokens]
+            self._tokens += [(JsonList(self._logprobs([token])), len(piece.text)) for token in piece.tokens]
             for part in self._answer.read(0, piece).parts:
                 events += self._take(part)
         self._shown += len(delta.text)
@@ -235,7 +236,7 @@ class Output:
     def _last_words(self, message: MessageItem) -> list[Json]:
         """Tokens without text (the end token), and the space that is all of an answer."""
         text, self._blank = self._blank, ""
-        logprobs = self._logprobs([token for token, _ in self._tokens])
+        logprobs = JsonList.joined(written for written, _ in self._tokens)
         return message.add(text, logprobs) if text or logprobs else []
 
     def _take_reasoning(self, text: str) -> list[Json]:
@@ -262,13 +263,13 @@ class Output:
         item, self._open = self._open, None
         return [] if item is None else item.closed(status)
 
-    def _take_logprobs(self, characters: int) -> list[Json]:
+    def _take_logprobs(self, characters: int) -> JsonList:
         """Those of the last tokens that make so many characters; what came before them was a mark."""
         first = len(self._tokens)
         while first and (characters > 0 or self._tokens[first - 1][1] == 0):
             first -= 1
             characters -= self._tokens[first][1]
-        logprobs = self._logprobs([token for token, _ in self._tokens[first:]])
+        logprobs = JsonList.joined(written for written, _ in self._tokens[first:])
         self._tokens.clear()
         return logprobs
 

@@ -10,7 +10,7 @@ from common.sampling import FinishReason
 from gateway.answer import Answer
 from gateway.completion import ChoiceDelta, Usage
 from gateway.http.errors import error_body
-from gateway.http.events import event, event_pieces
+from gateway.http.events import event_pieces
 from gateway.http.formats import Json
 from gateway.http.json_body import json_paced
 from gateway.http.responses.output import Output
@@ -135,8 +135,6 @@ class ResponseWriter:
     def _event(self, body: Json) -> Iterator[bytes]:
         numbered = body | {"sequence_number": self._sequence}
         self._sequence += 1
-        if "delta" in body:
-            return iter((event(numbered, name=body["type"]),))
         return event_pieces(numbered, name=body["type"])
 
 
