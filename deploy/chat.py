@@ -16,6 +16,8 @@ from deploy.urls import SERVER_URL
 
 #: Between two pieces of an answer; the first may wait in a queue for long.
 READ_SECONDS = 300.0
+#: What a chat draws with where nothing is given.
+SAMPLING = {"temperature": 0.6, "top_p": 0.95}
 HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer"
 
 
@@ -24,17 +26,17 @@ HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer"
 @option("--model", envvar="TANDEM_SERVED_MODEL_NAME", help="Model's name there; default: the first listed.")
 @api_key_option()
 @option("--system", help="System message.")
-@option("--temperature", type=click.FloatRange(0), default=0.6, help="Sampling temperature; 0: the likeliest words.")
-@option("--top-p", type=click.FloatRange(0, 1), default=0.95, help="Words of so much probability are drawn from.")
-@option("--server-sampling", is_flag=True, help="Leave --temperature and --top-p to server and model.")
+@option("--temperature", type=click.FloatRange(0), help="Sampling temperature, 0.6 by default; 0: the likeliest words.")
+@option("--top-p", type=click.FloatRange(0, 1), help="Words of so much probability are drawn from; 0.95 by default.")
+@option("--server-sampling", is_flag=True, help="Leave to server and model what of these two is not given.")
 @option("--max-tokens", type=click.IntRange(1), default=512, help="Longest answer, in tokens.")
 def command(
     url: str,
     model: str | None,
     api_key: str,
     system: str | None,
-    temperature: float,
-    top_p: float,
+    temperature: float | None,
+    top_p: float | None,
     server_sampling: bool,
     max_tokens: int,
 ) -> None:
@@ -47,8 +49,10 @@ def command(
     with httpx.Client(base_url=url, headers=auth_headers(api_key), timeout=timeout) as client:
         name = model or first_model(client)
         click.echo(f"{name} at {url} ({HELP})")
-        sampling = {} if server_sampling else {"temperature": temperature, "top_p": top_p}
-        Conversation(client, {"model": name, "max_tokens": max_tokens, **sampling}, system).run()
+        given = {"temperature": temperature, "top_p": top_p}
+        sampling = {key: value for key, value in given.items() if value is not None}
+        options = {"max_tokens": max_tokens, **({} if server_sampling else SAMPLING), **sampling}
+        Conversation(client, {"model": name, **options}, system).run()
 
 
 class Conversation:

@@ -263,7 +263,8 @@ def test_chat_keeps_the_conversation_until_reset(gateway: str) -> None:
     [
         ((), {"max_tokens": 512, "temperature": 0.6, "top_p": 0.95}),
         (("--temperature", "0", "--max-tokens", "7"), {"max_tokens": 7, "temperature": 0.0, "top_p": 0.95}),
-        (("--server-sampling", "--temperature", "1"), {"max_tokens": 512}),
+        (("--server-sampling",), {"max_tokens": 512}),
+        (("--server-sampling", "--temperature", "1"), {"max_tokens": 512, "temperature": 1.0}),
     ],
 )
 def test_how_chat_draws(gateway: str, arguments: tuple[str, ...], options: dict[str, float]) -> None:
