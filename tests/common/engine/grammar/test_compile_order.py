@@ -13,6 +13,8 @@ from common.errors import Overloaded
 from tests.common.engine.grammar.compilers import PATIENCE, begun, compiling, endless, until, works
 from tests.common.engine.grammar.processes import descriptors_of, is_alive
 
+pytestmark = pytest.mark.slow
+
 LIMITS = CompileLimits(cpu_seconds=600, wall_seconds=600, slice_seconds=0.1, max_kept=2, max_heavy=3)
 
 

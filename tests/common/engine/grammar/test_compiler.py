@@ -26,6 +26,8 @@ from tests.common.engine.grammar.tiny import SPECS, Bench, make_vocabulary, mask
 from tests.common.text.model_folders import byte_level_folder
 from tests.factories.rpc import eventually
 
+pytestmark = pytest.mark.slow
+
 NEVER_STOPPED = CompileLimits(cpu_seconds=600, wall_seconds=600)
 
 
@@ -132,7 +134,6 @@ class TestLimits:
             words[token_id // 32] |= 1 << token_id % 32
         assert grammar.end_token_ids == (2,) and _longer(words, grammar).tolist() == longer
 
-    @pytest.mark.slow
     def test_too_little_of_the_machine_is_a_shortage_and_not_kept(self, vocabulary: Vocabulary) -> None:
         limits = CompileLimits(cpu_seconds=600, wall_seconds=0.2)
         compiler = GrammarCompiler(vocabulary, on_fatal=no_bugs, limits=limits)
@@ -197,7 +198,6 @@ class TestQueue:
         assert one is two is not three
 
 
-@pytest.mark.slow
 class TestProcess:
     async def test_one_that_was_killed_is_started_again(self, patient: GrammarCompiler) -> None:
         assert await asyncio.to_thread(works, patient, "before")

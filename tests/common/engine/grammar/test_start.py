@@ -15,7 +15,7 @@ from tests.common.engine.grammar.processes import is_alive
 from tests.common.text.model_folders import byte_level_folder
 from tests.factories.rpc import eventually
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere none are forked")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="elsewhere none are forked")]
 
 
 def command(tmp_path: Path, *options: str) -> list[str]:
