@@ -18,7 +18,9 @@ from tests.common.engine.grammar.tiny import no_bugs
 
 #: Seconds for what takes a few on a quiet machine: a process loads its libraries.
 PATIENCE = 90.0
-_SIZES = itertools.count(30_000)
+#: Under these an endless job goes on; it would meet the usual bound of memory within seconds.
+NEVER_STOPPED = CompileLimits(cpu_seconds=600, wall_seconds=600, memory_bytes=8 << 30)
+_SIZES = itertools.count(20_000)
 
 
 def endless() -> GrammarSpec:

@@ -2,20 +2,20 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.engine.grammar.compiler import GrammarCompiler
-from common.engine.grammar.limits import CompileLimits
 from common.engine.grammar.vocabulary import Vocabulary
 from common.errors import Overloaded
-from tests.common.engine.grammar.compilers import PATIENCE, begun, compiling, endless, until, works
+from tests.common.engine.grammar.compilers import NEVER_STOPPED, PATIENCE, begun, compiling, endless, until, works
 from tests.common.engine.grammar.processes import descriptors_of, is_alive
 
 pytestmark = pytest.mark.slow
 
-LIMITS = CompileLimits(cpu_seconds=600, wall_seconds=600, slice_seconds=0.1, max_kept=2, max_heavy=3)
+LIMITS = replace(NEVER_STOPPED, slice_seconds=0.1, max_kept=2, max_heavy=3)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,17 @@ from common.engine.grammar.limits import CompileLimits
 from common.engine.grammar.vocabulary import Vocabulary
 from common.errors import InvalidRequest, Overloaded
 from common.sampling import GrammarKind, GrammarSpec
-from tests.common.engine.grammar.compilers import PATIENCE, begun, compiling, endless, literal, refusal, until, works
+from tests.common.engine.grammar.compilers import (
+    NEVER_STOPPED,
+    PATIENCE,
+    begun,
+    compiling,
+    endless,
+    literal,
+    refusal,
+    until,
+    works,
+)
 from tests.common.engine.grammar.hostile import HOSTILE, WRONG
 from tests.common.engine.grammar.processes import children_of, descriptors, is_alive
 from tests.common.engine.grammar.tiny import SPECS, Bench, make_vocabulary, masks_along, no_bugs, random_output
@@ -27,8 +37,6 @@ from tests.common.text.model_folders import byte_level_folder
 from tests.factories.rpc import eventually
 
 pytestmark = pytest.mark.slow
-
-NEVER_STOPPED = CompileLimits(cpu_seconds=600, wall_seconds=600)
 
 
 @pytest.fixture(scope="module")
