@@ -173,7 +173,12 @@ class PrefillPair:
     def _lose(self, incarnation: str) -> None:
         """The stream is over: what ran on it has failed, and its slots wait for proof that nobody writes to them."""
         self.greeted = self.incarnation = None
-        _log.warning("lost a prefill worker", extra={"prefill_worker": self.worker_id, "transfers": len(self._live)})
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            _log.info("unpaired", extra={"prefill_worker": self.worker_id})
+        else:
+            extra = {"prefill_worker": self.worker_id, "transfers": len(self._live)}
+            _log.warning("lost a prefill worker", extra=extra)
         for transfer_id in self._live:
             self._post(PrefillEnded(transfer_id, ok=False, message="the prefill worker is gone"))
         self._live.clear()

@@ -1,6 +1,7 @@
 """Pairs of a decode worker with real prefill servicers, over real gRPC, and what becomes of them."""
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -445,3 +446,20 @@ class TestSentGrammars:
         assert [sent.note(kind, grammar) for grammar in (one, two, one)] == [False, False, True]
         assert not sent.note(GrammarKind.JSON_SCHEMA, one) and len(sent) == 2
         assert sent.note(kind, one) and not sent.note(kind, two)
+
+
+async def test_only_who_was_not_let_go_of_is_called_lost(
+    prefill: PrefillSide, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator who stops the system looks for no fault."""
+    caplog.set_level(logging.INFO, "decode_svc.prefill_pairs")
+    lost, leaving = DecodeSide(), DecodeSide()
+    async with prefill.serving() as address:
+        await leaving.pair(address)
+        await leaving.pairs.close()
+        assert [record.levelname for record in caplog.records if record.msg == "unpaired"] == ["INFO"]
+        assert not any(record.levelno >= logging.WARNING for record in caplog.records)
+        await lost.pair(address)
+    await eventually(lambda: lost.pairs.paired == [])
+    assert [record.msg for record in caplog.records if record.levelno >= logging.WARNING] == ["lost a prefill worker"]
+    await lost.pairs.close()
