@@ -1,6 +1,5 @@
 """Answers as bytes: those of the standard library, whatever is in them."""
 
-import asyncio
 import json
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.http.json_body import JsonList, gathered, json_bytes, json_paced, json_pieces
 from gateway.pace import PART, PART_BYTES
+from tests.factories.turns import counted_turns
 
 #: Characters alone: halves of surrogate pairs have no bytes.
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -68,16 +68,7 @@ def test_gathered_pieces_are_the_same_bytes(sizes: list[int]) -> None:
 
 async def test_the_loop_runs_between_the_pieces_of_a_long_body() -> None:
     body = {"x": ["y" * PART_BYTES] * 5}
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    assert len(await json_paced(body)) >= 5
-    assert turns >= 5
-    counting.cancel()
+    with counted_turns() as turns:
+        assert len(await json_paced(body)) >= 5
+    assert turns.count >= 5
     assert await json_bytes(body) == library(body)

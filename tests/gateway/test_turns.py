@@ -25,6 +25,7 @@ from gateway.http.app import HttpServices, create_app
 from gateway.pace import PART
 from gateway.serving import ServingModel
 from tests.common.text.model_folders import byte_level_folder
+from tests.factories.turns import counted_turns
 from tests.gateway.edges import running_grpc
 
 TOKENS, TOP = 400, 20
@@ -215,18 +216,9 @@ async def test_without_log_probabilities_tokens_are_counted() -> None:
     for choice in range(2):
         assert output.put(pb.Delta(choice=choice, token_ids=ids, finish_reason=generation_pb2.FINISH_REASON_STOP))
     output.finish(GenerationStats(1, len(ids), 0))
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    deltas = [delta async for delta in output]
-    counting.cancel()
-    assert turns >= 10
+    with counted_turns() as turns:
+        deltas = [delta async for delta in output]
+    assert turns.count >= 10
     assert max(len(delta.token_ids) for delta in deltas) == PART
     for choice in range(2):
         of_choice = [delta for delta in deltas if delta.choice == choice]
